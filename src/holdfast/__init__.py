@@ -1,0 +1,1 @@
+"""Holdfast: train language models through a curriculum of datasets without losing the earlier ones."""

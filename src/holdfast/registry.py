@@ -1,0 +1,153 @@
+"""Plug-ins by name: one Registry class, one instance for each kind of plug-in.
+
+A plug-in is registered by a decorator in its own file, or lazily by the name of its module, so that
+listing plug-ins and checking a config need not import JAX. A plug-in may bring a config class whose
+fields then appear in every job's configuration.
+"""
+
+import difflib
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from holdfast.errors import UserError
+
+T = TypeVar("T")
+
+ENTRY_POINT_GROUP = "holdfast.plugins"
+
+
+@dataclass
+class _Entry:
+    target: Any  # the plug-in itself, or "module:attribute" until it is first asked for
+    config: type | None
+    help: str
+
+
+class Registry(Generic[T]):
+    """Plug-ins of one kind, by name.
+
+    >>> fruits: Registry[type] = Registry("fruit")
+    >>> @fruits.register("apple", help="round")
+    ... class Apple: ...
+    >>> fruits.get("apple") is Apple
+    True
+    """
+
+    def __init__(self, kind: str, modules: tuple[str, ...] = ()) -> None:
+        """Args:
+        kind: the singular noun used in messages.
+        modules: modules whose import registers the built-in plug-ins of this kind.
+        """
+        self.kind = kind
+        self._modules = modules
+        self._loaded = False
+        self._entries: dict[str, _Entry] = {}
+
+    def register(self, name: str, *, config: type | None = None, help: str = "") -> Callable[[T], T]:
+        """Decorator that registers a plug-in; a name that is taken raises ValueError."""
+
+        def add(target: T) -> T:
+            self._add(name, _Entry(target, config, help))
+            return target
+
+        return add
+
+    def lazy(self, name: str, target: str, *, config: type | None = None, help: str = "") -> None:
+        """Register `module:attribute`, imported when first asked for."""
+        self._add(name, _Entry(target, config, help))
+
+    def _add(self, name: str, entry: _Entry) -> None:
+        if name in self._entries:
+            raise ValueError(f"the {self.kind} {name!r} is registered already")
+        self._entries[name] = entry
+
+    def _load(self) -> None:
+        if not self._loaded:
+            self._loaded = True
+            for module in self._modules:
+                importlib.import_module(module)
+
+    def get(self, name: str, *, path: str = "") -> T:
+        """The plug-in of that name; `path` is the config path to name when there is none."""
+        entry = self._entry(name, path)
+        if isinstance(entry.target, str):
+            module, _, attribute = entry.target.partition(":")
+            entry.target = getattr(importlib.import_module(module), attribute)
+        plugin: T = entry.target
+        return plugin
+
+    def config(self, name: str) -> type | None:
+        """The config class that a plug-in brought along, if any."""
+        return self._entry(name, "").config
+
+    def help(self, name: str) -> str:
+        """The plug-in's one-line description."""
+        return self._entry(name, "").help
+
+    def configs(self) -> list[type]:
+        """The config classes of all plug-ins, each once, in the order of registration."""
+        self._load()
+        return list(dict.fromkeys(e.config for e in self._entries.values() if e.config is not None))
+
+    def names(self) -> list[str]:
+        """All registered names, sorted."""
+        self._load()
+        return sorted(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        self._load()
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def _entry(self, name: str, path: str) -> _Entry:
+        self._load()
+        if name not in self._entries:
+            near = difflib.get_close_matches(name, self._entries, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            where = f"{path}: " if path else ""
+            raise UserError(
+                f"{where}there is no {self.kind} {name!r}; {hint}known: {', '.join(self.names()) or 'none'}"
+            )
+        return self._entries[name]
+
+
+jobs: Registry[Any] = Registry("job", ("holdfast.training.jobs",))
+models: Registry[Any] = Registry("model", ("holdfast.models.presets",))
+datasets: Registry[Any] = Registry("dataset", ("holdfast.data.sources",))
+evaluations: Registry[Any] = Registry("evaluation", ("holdfast.evaluation.tasks",))
+optimizers: Registry[Any] = Registry("optimizer", ("holdfast.optim.optimizers",))
+schedules: Registry[Any] = Registry("schedule", ("holdfast.optim.schedules",))
+penalties: Registry[Any] = Registry("penalty", ("holdfast.objectives.penalties",))
+trackers: Registry[Any] = Registry("tracker", ("holdfast.tracking.sinks",))
+
+KINDS: dict[str, Registry[Any]] = {
+    "jobs": jobs,
+    "models": models,
+    "datasets": datasets,
+    "evaluations": evaluations,
+    "optimizers": optimizers,
+    "schedules": schedules,
+    "penalties": penalties,
+    "trackers": trackers,
+}
+
+
+def load_plugins(modules: list[str]) -> None:
+    """Import the user's plug-ins: installed entry points, then the modules named on the command line."""
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        entry_point.load()
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
+                raise UserError(
+                    f"--plugin {module}: no such module; give the dotted name of an installed module or of one "
+                    "in the current folder (PYTHONPATH=.)"
+                ) from error
+            raise
