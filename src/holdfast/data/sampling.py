@@ -17,22 +17,15 @@ class DatasetStyle(enum.Enum):
 
 @dataclass(frozen=True)
 class Sampling:
-    """One dataset of a mixture: its name, its share of the mixture and its style.
-
-    `objective` says what its rows train: `ce` the cross-entropy, `kl` the penalty alone, `both`
-    (what every row does where a penalty is on).
-    """
+    """One dataset of a mixture: its name, its share of the mixture and its style."""
 
     name: str
     rate: float = 1.0
     style: DatasetStyle = DatasetStyle.PMD
-    objective: str = "both"
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:
             raise ConfigError("rate", self.rate, "a share between 0 and 1", "shares of a mixture sum to 1")
-        if self.objective not in ("ce", "kl", "both"):
-            raise ConfigError("objective", self.objective, "one of ce, kl, both")
 
 
 class SourceKey(NamedTuple):
