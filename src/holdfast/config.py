@@ -8,13 +8,10 @@ dataclass below a path (`List[Sampling]`) is filled from a mapping by field name
 """
 
 import contextlib
+import copy
 import dataclasses
-import difflib
 import enum
-import functools
 import itertools
-import math
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -25,7 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from holdfast.errors import ConfigError, UserError
+from holdfast.conversion import INTERPOLATION, REQUIRED, check, convert, has_default, hints, type_name
+from holdfast.errors import ConfigError, UserError, unknown_key
 
 C = TypeVar("C")
 
@@ -90,8 +88,8 @@ def schema(*classes: type) -> dict[str, Entry]:
             known = entries.setdefault(entry.path, entry)
             if (known.type, plain(known.default)) != (entry.type, plain(entry.default)):
                 raise ValueError(
-                    f"{entry.path} is declared twice, by {known.owner} ({_type_name(known.type)} = {known.default!r}) "
-                    f"and by {entry.owner} ({_type_name(entry.type)} = {entry.default!r})"
+                    f"{entry.path} is declared twice, by {known.owner} ({type_name(known.type)} = {known.default!r}) "
+                    f"and by {entry.owner} ({type_name(entry.type)} = {entry.default!r})"
                 )
     for path, entry in entries.items():
         for parent in itertools.accumulate(path.split("/")[:-1], "{}/{}".format):
@@ -102,18 +100,16 @@ def schema(*classes: type) -> dict[str, Entry]:
     return entries
 
 
-def _entries_of(cls: type) -> Iterator[Entry]:
-    hints = _hints(cls)
+def _entries_of(cls: type, given: Any = None) -> Iterator[Entry]:
+    """The options of a class; `given` is the instance that an outer class has as its default."""
     for item in dataclasses.fields(cls):
-        kind = hints[item.name]
+        kind = hints(cls)[item.name]
+        default = _default(item) if given is None else getattr(given, item.name)
         if "path" not in item.metadata:
-            if dataclasses.is_dataclass(kind):
-                yield from _entries_of(typing.cast(type, kind))
-                continue
-            raise ValueError(f"{cls.__name__}.{item.name} has no path: declare it with field('some/path', ...)")
-        default = item.default
-        if item.default_factory is not _NOTHING:
-            default = item.default_factory()
+            if not dataclasses.is_dataclass(kind):
+                raise ValueError(f"{cls.__name__}.{item.name} has no path: declare it with field('some/path', ...)")
+            yield from _entries_of(typing.cast(type, kind), None if default is _NOTHING else default)
+            continue
         yield Entry(
             path=item.metadata["path"],
             type=kind,
@@ -125,16 +121,15 @@ def _entries_of(cls: type) -> Iterator[Entry]:
         )
 
 
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+def _default(item: dataclasses.Field[Any]) -> Any:
+    return item.default if item.default_factory is _NOTHING else item.default_factory()
 
 
 def build(*classes: type) -> DictConfig:
     """The default configuration of the classes as one OmegaConf tree."""
     tree: dict[str, Any] = {}
     for path, entry in schema(*classes).items():
-        _put(tree, path, "???" if entry.default is _NOTHING else plain(entry.default))
+        _put(tree, path, REQUIRED if entry.default is _NOTHING else plain(entry.default))
     return OmegaConf.create(tree)
 
 
@@ -191,21 +186,23 @@ def _container(cfg: DictConfig) -> dict[str, Any]:
     return typing.cast(dict[str, Any], tree)
 
 
-def _instance(cls: type[C], tree: dict[str, Any]) -> C:
-    hints = _hints(typing.cast(Any, cls))
+def _instance(cls: type[C], tree: dict[str, Any], given: Any = None) -> C:
     values: dict[str, Any] = {}
     for item in dataclasses.fields(typing.cast(Any, cls)):
-        kind = hints[item.name]
+        kind = hints(typing.cast(Any, cls))[item.name]
         if "path" not in item.metadata:
-            values[item.name] = _instance(kind, tree)
+            default = _default(item) if given is None else getattr(given, item.name)
+            values[item.name] = _instance(kind, tree, None if default is _NOTHING else default)
             continue
         path = item.metadata["path"]
         found = _find(tree, path)
-        if found is _NOTHING:
-            continue
-        value = convert(found, kind, path)
-        _check(value, item.metadata, path)
-        values[item.name] = value
+        if found is not _NOTHING:
+            values[item.name] = convert(found, kind, path)
+            check(values[item.name], item.metadata, path)
+        elif given is not None:
+            values[item.name] = getattr(given, item.name)
+        elif not has_default(item):
+            raise ConfigError(path, None, type_name(kind), "this value has no default and must be set")
     return cls(**values)
 
 
@@ -217,163 +214,8 @@ def _find(tree: Any, path: str) -> Any:
     return tree
 
 
-_BOUND_WORDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-_BOUND_TESTS = {
-    "ge": lambda value, limit: value >= limit,
-    "gt": lambda value, limit: value > limit,
-    "le": lambda value, limit: value <= limit,
-    "lt": lambda value, limit: value < limit,
-}
-
-
-def _check(value: Any, metadata: Mapping[str, Any], path: str) -> None:
-    if value is None:
-        return
-    if isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            _check(item, metadata, f"{path}/{index}")
-        return
-    if metadata["choices"] is not None and value not in metadata["choices"]:
-        near = difflib.get_close_matches(str(value), [str(choice) for choice in metadata["choices"]], n=1)
-        allowed = ", ".join(str(choice) for choice in metadata["choices"])
-        raise ConfigError(path, value, f"one of {allowed}", f"did you mean {near[0]!r}?" if near else "")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return
-    for bound, limit in metadata["bounds"].items():
-        if not _BOUND_TESTS[bound](value, limit):
-            words = " and ".join(f"{_BOUND_WORDS[name]} {edge:g}" for name, edge in metadata["bounds"].items())
-            raise ConfigError(path, value, f"a number of {words}", f"change {path}")
-
-
-def convert(value: Any, kind: Any, path: str) -> Any:
-    """A plain value as the type that a field declares; a misfit is a ConfigError that names the path."""
-    if isinstance(value, str) and value == "???":
-        raise ConfigError(path, None, _type_name(kind), "this value has no default and must be set")
-    if kind is Any:
-        return value
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return _convert_union(value, kind, arguments, path)
-    if origin is typing.Literal:
-        if value not in arguments:
-            raise ConfigError(path, value, "one of " + ", ".join(str(choice) for choice in arguments))
-        return value
-    if origin in (list, tuple):
-        return _convert_list(value, kind, origin, arguments, path)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise ConfigError(path, value, "a mapping of names to values")
-        return {str(name): convert(item, arguments[1], f"{path}/{name}") for name, item in value.items()}
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _convert_enum(value, kind, path)
-    if dataclasses.is_dataclass(kind):
-        return _convert_mapping(value, typing.cast(type, kind), path)
-    return _convert_scalar(value, kind, path)
-
-
-def _convert_union(value: Any, kind: Any, arguments: tuple[Any, ...], path: str) -> Any:
-    if value is None and type(None) in arguments:
-        return None
-    choices = [choice for choice in arguments if choice is not type(None)]
-    if len(choices) == 1:
-        return convert(value, choices[0], path)
-    for choice in choices:
-        with contextlib.suppress(ConfigError):
-            return convert(value, choice, path)
-    raise ConfigError(path, value, _type_name(kind))
-
-
-def _convert_list(value: Any, kind: Any, origin: Any, arguments: tuple[Any, ...], path: str) -> Any:
-    if not isinstance(value, list | tuple):
-        raise ConfigError(path, value, _type_name(kind), f"write it as a list: [{value}]")
-    return origin(convert(item, arguments[0], f"{path}/{index}") for index, item in enumerate(value))
-
-
-def _convert_enum(value: Any, kind: type[enum.Enum], path: str) -> enum.Enum:
-    if isinstance(value, kind):
-        return value
-    for member in kind:
-        if str(value).lower() == member.name.lower():
-            return member
-    raise ConfigError(path, value, "one of " + ", ".join(member.name for member in kind))
-
-
-def _convert_mapping(value: Any, kind: type, path: str) -> Any:
-    if isinstance(value, kind):
-        return value
-    if not isinstance(value, dict):
-        names = ", ".join(item.name for item in dataclasses.fields(kind))
-        raise ConfigError(path, value, f"a mapping with the keys {names}")
-    hints = _hints(kind)
-    known = {item.metadata.get("key", item.name): item for item in dataclasses.fields(kind)}
-    values = {}
-    for name, inner in value.items():
-        if name not in known:
-            raise unknown_key(f"{path}/{name}", [f"{path}/{key}" for key in known])
-        item = known[name]
-        values[item.name] = convert(inner, hints[item.name], f"{path}/{name}")
-    for name, item in known.items():
-        if name not in value and item.default is _NOTHING and item.default_factory is _NOTHING:
-            raise ConfigError(path, value, f"a mapping that has the key {name!r}", f"add {name}: ...")
-    try:
-        return kind(**values)
-    except ConfigError as error:
-        # A value's own check knows only its field; the place in the list is known here.
-        raise ConfigError(f"{path}/{error.path}", error.value, error.expected, error.fix) from None
-
-
-def _convert_scalar(value: Any, kind: Any, path: str) -> Any:
-    if kind is bool and isinstance(value, bool):
-        return value
-    if kind is int and not isinstance(value, bool):
-        if isinstance(value, int):
-            return value
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise ConfigError(path, value, "a finite number")
-        return float(value)
-    if kind is str:
-        if isinstance(value, str):
-            return value
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return str(value)
-    raise ConfigError(path, value, _type_name(kind))
-
-
-def _type_name(kind: Any) -> str:
-    plain_names = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "a text",
-        type(None): "null",
-    }
-    if kind in plain_names:
-        return plain_names[kind]
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type_name(choice) for choice in arguments)
-    if origin in (list, tuple):
-        inner = _type_name(arguments[0]).removeprefix("a ")
-        return f"a list ({inner} each)"
-    if origin is dict:
-        return "a mapping"
-    if dataclasses.is_dataclass(kind):
-        return "a mapping with the keys " + ", ".join(item.name for item in dataclasses.fields(kind))
-    return str(getattr(kind, "__name__", kind))
-
-
-def unknown_key(path: str, known: Sequence[str]) -> UserError:
-    """The error for a key that no class declares, with the nearest one that exists."""
-    near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
-    if not near:
-        last = path.rsplit("/", 1)[-1]
-        by_name = {key.rsplit("/", 1)[-1]: key for key in known}
-        near = [by_name[name] for name in difflib.get_close_matches(last, by_name, n=1)]
-    hint = f"did you mean {near[0]}?" if near else "`holdfast configure JOB OUT.yaml` writes all known keys"
-    return UserError(f"{path}: unknown configuration key; {hint}")
+# PyYAML lets ValueError (0x_) and RecursionError (an anchor inside itself) through.
+_PARSE_ERRORS = (YAMLError, OmegaConfBaseException, ValueError, RecursionError)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -384,7 +226,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such config file; `holdfast configure JOB {path}` writes one") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
-    except (YAMLError, OmegaConfBaseException) as error:
+    except _PARSE_ERRORS as error:
         raise UserError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: expected a mapping of sections such as `training:`, got {type(loaded).__name__}")
@@ -398,13 +240,14 @@ def merge(classes: Sequence[type], values: Mapping[str, Any], overrides: Sequenc
     """
     entries = schema(*classes)
     tree = _container(build(*classes))
-    _merge_into(tree, values, "", entries)
+    given = _container(values) if isinstance(values, DictConfig) else copy.deepcopy(dict(values))
+    _merge_into(tree, given, "", entries)
     for override in overrides:
         _override(tree, override, entries)
     for path, entry in entries.items():
         found = _find(tree, path)
-        if found is not _NOTHING and found != "???":
-            _check(convert(found, entry.type, path), {"choices": entry.choices, "bounds": entry.bounds}, path)
+        if found is not _NOTHING and found != REQUIRED:
+            check(convert(found, entry.type, path), {"choices": entry.choices, "bounds": entry.bounds}, path)
     return OmegaConf.create(tree)
 
 
@@ -424,20 +267,29 @@ def _merge_into(tree: dict[str, Any], values: Mapping[str, Any], prefix: str, en
 
 
 def _override(tree: dict[str, Any], override: str, entries: Mapping[str, Entry]) -> None:
-    key, separator, _ = override.partition("=")
-    if not separator or not key:
-        raise UserError(f"{override}: expected an override of the form path=value, such as training.batch_size=32")
+    key, separator, text = override.partition("=")
     path = key.strip().replace(".", "/").strip("/")
-    try:
-        value = OmegaConf.to_container(OmegaConf.from_dotlist(["value=" + override.partition("=")[2]]), resolve=False)
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{override}: the value cannot be parsed: {error}") from None
-    assert isinstance(value, dict)
+    if not separator or not path:
+        raise UserError(f"{override}: expected an override of the form path=value, such as training.batch_size=32")
     owner = next((known for known in entries if path == known or path.startswith(known + "/")), None)
+    value = _parse(text, override)
+    if isinstance(value, bool | int | float) and owner == path and entries[path].type in (str, str | None):
+        value = text  # 007 and 1e5 are as good a text as any
     if owner is None:
-        _merge_into(tree, _nest(path, value["value"]), "", entries)
-        return
-    _set_inside(tree, path, owner, value["value"])
+        _merge_into(tree, _nest(path, value), "", entries)
+    else:
+        _set_inside(tree, path, owner, value)
+
+
+def _parse(text: str, override: str) -> Any:
+    if INTERPOLATION in text:
+        raise UserError(f"{override}: values have no ${{...}} interpolation; write the value itself")
+    try:
+        parsed = OmegaConf.to_container(OmegaConf.from_dotlist(["value=" + text]), resolve=False)
+    except _PARSE_ERRORS as error:
+        raise UserError(f"{override}: the value cannot be parsed: {error}") from None
+    assert isinstance(parsed, dict)
+    return parsed["value"]
 
 
 def _nest(path: str, value: Any) -> dict[str, Any]:
@@ -452,22 +304,18 @@ def _set_inside(tree: Any, path: str, owner: str, value: Any) -> None:
     for name in parents:
         if isinstance(tree, dict) and tree.get(name) is None and path != owner:
             tree[name] = {}
-        tree = _step_into(tree, name, path)
-    if isinstance(tree, list):
-        _step_into(tree, last, path)
-        tree[int(last)] = value
-    else:
-        tree[last] = value
+        tree = tree[_key(tree, name, path)]
+    tree[last if isinstance(tree, dict) else _key(tree, last, path)] = value
 
 
-def _step_into(tree: Any, name: str, path: str) -> Any:
+def _key(tree: Any, name: str, path: str) -> str | int:
     if isinstance(tree, list):
-        if not name.isdigit() or int(name) >= len(tree):
+        if not name.isdecimal() or int(name) >= len(tree):
             raise UserError(f"{path}: {name!r} is not an index into a list of {len(tree)}")
-        return tree[int(name)]
+        return int(name)
     if not isinstance(tree, dict) or name not in tree:
         raise UserError(f"{path}: there is nothing at {name!r} to set a value in")
-    return tree[name]
+    return name
 
 
 def to_yaml(cfg: DictConfig, classes: Sequence[type], job: str) -> str:

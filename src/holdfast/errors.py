@@ -3,6 +3,8 @@
 The command line prints the text and exits with code 2; nothing else catches them.
 """
 
+import difflib
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -36,3 +38,19 @@ class ConfigError(UserError):
 
 class RunError(Exception):
     """A run that cannot go on; its last checkpoint is intact. The command line exits with code 1."""
+
+
+def unknown_key(path: str, known: Sequence[str]) -> UserError:
+    """The error for a key that no class declares, with the nearest one that exists.
+
+    >>> print(unknown_key("training/batchsize", ["training/batch_size", "training/seed"]))
+    training/batchsize: unknown configuration key; did you mean training/batch_size?
+    """
+    name = path.rsplit("/", 1)[-1]
+    names = {key.rsplit("/", 1)[-1]: key for key in known}
+    sections = {key[:end] for key in known for end, letter in enumerate(key) if letter == "/"}
+    near = [names[name]] if name in names else difflib.get_close_matches(path, [*known, *sorted(sections)], n=1)
+    if not near:
+        near = [names[other] for other in difflib.get_close_matches(name, names, n=1)]
+    hint = f"did you mean {near[0]}?" if near else "`holdfast configure JOB OUT.yaml` writes all known keys"
+    return UserError(f"{path}: unknown configuration key; {hint}")
