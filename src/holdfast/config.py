@@ -138,7 +138,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return {
+            item.metadata.get("key", item.name): plain(getattr(value, item.name)) for item in dataclasses.fields(value)
+        }
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, Mapping):

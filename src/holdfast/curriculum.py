@@ -1,0 +1,480 @@
+"""The curriculum: which datasets, in which shares, with which KL weight, at which step.
+
+Everything here is a pure function of the step, in numpy alone. A position is counted in tokens: before step s
+it is `s * tokens_per_step`. Stage i covers `[sum(tokens[:i]), sum(tokens[:i+1]))`; around the boundary between
+two stages a fade may blend their mixtures. There is one `Curriculum` for every trainer: a single stage, the
+spec's parallel lists and the `stages` section all compile to it.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as plain_field
+from typing import List, Optional
+
+from holdfast.config import field
+from holdfast.data.sampling import Sampling, SourceKey
+from holdfast.errors import ConfigError, UserError
+
+CURVES = ("linear", "cosine", "sigmoid")
+RATE_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class FadeConfig:
+    """Configuration for gradual dataset fade transitions."""
+
+    overlap: float = field(
+        "training/fade/overlap",
+        default=0.0,
+        help="blending region as a fraction of the smaller adjacent stage; 0 = hard switch, 1 = all of it",
+        ge=0,
+        le=1,
+    )
+    curve: str = field("training/fade/curve", default="linear", help="shape of the blending function", choices=CURVES)
+    steepness: float = field(
+        "training/fade/steepness", default=10.0, help="slope of the sigmoid curve at its middle", gt=0, le=500
+    )
+    per_boundary_overlap: List[float] = field(
+        "training/fade/per_boundary_overlap",
+        default_factory=list,
+        help="one overlap for each boundary instead of training/fade/overlap; empty = the same everywhere",
+        ge=0,
+        le=1,
+    )
+
+    def incoming(self, u: float) -> float:
+        """Weight of the incoming stage at u, from 0 to 1 across the blending region.
+
+        >>> [FadeConfig(curve=c).incoming(0.5) for c in ("linear", "cosine", "sigmoid")]
+        [0.5, 0.5, 0.5]
+        """
+        if u <= 0.0:
+            return 0.0
+        if u >= 1.0:
+            return 1.0
+        if self.curve == "linear":
+            return u
+        if self.curve == "cosine":
+            # sin² keeps small weights above 0 where (1 − cos) / 2 would cancel.
+            return 0.5 if u == 0.5 else math.sin(math.pi * u / 2) ** 2
+        # σ(k(u − ½)) shifted and scaled to run from exactly 0 to exactly 1 is this ratio of hyperbolic tangents.
+        half = math.tanh(self.steepness / 4)
+        return 0.5 * (1.0 + math.tanh(self.steepness * (u - 0.5) / 2) / half)
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """One stage in a `stages` section, the other spelling of the spec's parallel lists."""
+
+    tokens: int
+    data: List[Sampling]
+    name: str = ""
+    beta: float = 0.0
+    update_reference: bool = False
+    optimizer: str = "keep"  # keep | reset
+    overlap: Optional[float] = None  # of the fade into this stage; None = training/fade/overlap
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("keep", "reset"):
+            raise ConfigError("optimizer", self.optimizer, "keep or reset")
+        if self.overlap is not None and not 0 <= self.overlap <= 1:
+            raise ConfigError("overlap", self.overlap, "a fraction between 0 and 1")
+        if self.beta < 0:
+            raise ConfigError("beta", self.beta, "a number of at least 0")
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Shorthand that mixes earlier stages' data into every later stage."""
+
+    rate: float = 0.05
+    from_: Optional[List[str]] = plain_field(default=None, metadata={"key": "from"})
+    objective: str = "both"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate < 1:
+            raise ConfigError("rate", self.rate, "a share of at least 0 and below 1", "0.05 replays 5 % of the rows")
+        if self.objective not in ("ce", "kl", "both"):
+            raise ConfigError("objective", self.objective, "one of ce, kl, both")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a curriculum, whichever way it was written."""
+
+    name: str
+    tokens: int
+    mixture: tuple[Sampling, ...]
+    beta: float = 0.0
+    update_reference: bool = False
+    reset_optimizer: bool = False
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """Where the parts of a stage stand in the configuration, for error messages."""
+
+    tokens: str = "training/tokens/{}"
+    data: str = "training/dataset/{}"
+    beta: str = "optimization/kl/betas/{}"
+    reference: str = "optimization/kl/reference_update_stages"
+
+
+LISTS = Spelling()
+SINGLE = Spelling(tokens="training/tokens", data="training/dataset")
+SECTION = Spelling(
+    tokens="stages/{}/tokens", data="stages/{}/data", beta="stages/{}/beta", reference="stages/{}/update_reference"
+)
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Stages on the axis of steps, with fades between them.
+
+    Args:
+        stages: the stages, in order.
+        batch_size: rows a step.
+        block_size: tokens a row.
+        fade: how adjacent stages blend.
+        reference_at: `boundary` or `fade_start`, where the reference snapshot of a stage is taken.
+        initial_reference: a reference is loaded from elsewhere before the first step.
+    """
+
+    stages: tuple[Stage, ...]
+    batch_size: int
+    block_size: int
+    fade: FadeConfig = FadeConfig()
+    reference_at: str = "boundary"
+    initial_reference: bool = False
+    spelling: Spelling = plain_field(default=LISTS, compare=False)
+
+    def __post_init__(self) -> None:
+        for index, stage in enumerate(self.stages):
+            self._check_stage(index, stage)
+        overlaps = self.fade.per_boundary_overlap
+        if overlaps and len(overlaps) != len(self.stages) - 1:
+            raise ConfigError(
+                "training/fade/per_boundary_overlap",
+                overlaps,
+                f"{len(self.stages) - 1} overlaps, one for each boundary between {len(self.stages)} stages",
+                "give one for each boundary, or an empty list to use training/fade/overlap everywhere",
+            )
+        self._check_references()
+
+    def _check_stage(self, index: int, stage: Stage) -> None:
+        tokens_path, data_path = self.spelling.tokens.format(index), self.spelling.data.format(index)
+        if stage.tokens < self.tokens_per_step:
+            raise ConfigError(
+                tokens_path,
+                stage.tokens,
+                f"at least one step of {self.tokens_per_step} tokens (batch_size x block_size)",
+                "give the stage more tokens, or make training/batch_size or architecture/block_size smaller",
+            )
+        if self.stage_end(index) <= self.stage_start(index):
+            raise ConfigError(
+                tokens_path,
+                stage.tokens,
+                "enough tokens for a whole step after the stages before it",
+                f"add {self.tokens_per_step} tokens",
+            )
+        if not stage.mixture:
+            raise ConfigError(data_path, [], "at least one dataset", "add {name: ..., rate: 1, style: PMD}")
+        total = sum(sampling.rate for sampling in stage.mixture)
+        if abs(total - 1) > RATE_TOLERANCE:
+            rates = [sampling.rate for sampling in stage.mixture]
+            raise ConfigError(data_path, rates, "rates that sum to 1", f"they sum to {total:g}")
+        keys = [SourceKey(sampling.name, sampling.style) for sampling in stage.mixture]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ConfigError(data_path, key.name, "each dataset once in a mixture", "add its rates together")
+        if not (math.isfinite(stage.beta) and stage.beta >= 0):
+            raise ConfigError(self.spelling.beta.format(index), stage.beta, "a number of at least 0")
+
+    def _check_references(self) -> None:
+        for index, stage in enumerate(self.stages):
+            has_one = self.initial_reference or any(s.update_reference for s in self.stages[: index + 1])
+            if stage.beta > 0 and not has_one:
+                raise ConfigError(
+                    self.spelling.beta.format(index),
+                    stage.beta,
+                    "0, because no reference snapshot has been taken by then",
+                    f"take one at stage {index} or before ({self.spelling.reference.format(index)}) or set it to 0",
+                )
+
+    # Positions
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.batch_size * self.block_size
+
+    @functools.cached_property
+    def _edges(self) -> list[int]:
+        edges = [0]
+        for stage in self.stages:
+            edges.append(edges[-1] + stage.tokens)
+        return edges
+
+    @property
+    def total_steps(self) -> int:
+        """Whole steps that the tokens of all stages give."""
+        return self._edges[-1] // self.tokens_per_step
+
+    def stage_start(self, index: int) -> int:
+        """First step of a stage."""
+        return -(-self._edges[index] // self.tokens_per_step)
+
+    def stage_end(self, index: int) -> int:
+        """The step after the last one of a stage."""
+        return self.total_steps if index == len(self.stages) - 1 else self.stage_start(index + 1)
+
+    def stage_at(self, step: int) -> int:
+        """Index of the stage that step belongs to; the last one from the end of the run on."""
+        position = step * self.tokens_per_step
+        index = 0
+        while index < len(self.stages) - 1 and position >= self._edges[index + 1]:
+            index += 1
+        return index
+
+    def boundaries(self) -> tuple[int, ...]:
+        """First steps of stages 1, 2, …"""
+        return tuple(self.stage_start(index) for index in range(1, len(self.stages)))
+
+    # Fades
+
+    def overlap_tokens(self, boundary: int) -> float:
+        """Length of the blending region between stages `boundary` and `boundary + 1`."""
+        overlaps = self.fade.per_boundary_overlap
+        overlap = overlaps[boundary] if overlaps else self.fade.overlap
+        return overlap * min(self.stages[boundary].tokens, self.stages[boundary + 1].tokens)
+
+    def _incoming(self, boundary: int, step: int) -> float:
+        position, centre = step * self.tokens_per_step, self._edges[boundary + 1]
+        length = self.overlap_tokens(boundary)
+        if length == 0:
+            return 1.0 if position >= centre else 0.0
+        return self.fade.incoming((position - (centre - length / 2)) / length)
+
+    def fade_steps(self, boundary: int) -> tuple[int, int]:
+        """First step that may draw from stage `boundary + 1`, and first one that draws from it alone.
+
+        Both are the boundary itself for a hard switch.
+        """
+        return self._fades[boundary]
+
+    @functools.cached_property
+    def _fades(self) -> list[tuple[int, int]]:
+        return [self._fade_steps(boundary) for boundary in range(len(self.stages) - 1)]
+
+    def _fade_steps(self, boundary: int) -> tuple[int, int]:
+        centre, half = self._edges[boundary + 1], self.overlap_tokens(boundary) / 2
+        # The region's ends in tokens give the steps up to rounding; the weights themselves decide.
+        start_step = max(int((centre - half) // self.tokens_per_step) - 1, 0)
+        while self._incoming(boundary, start_step) == 0:
+            start_step += 1
+        end_step = max(int((centre + half) // self.tokens_per_step) - 1, start_step)
+        while self._incoming(boundary, end_step) < 1:
+            end_step += 1
+        boundary_step = self.stage_start(boundary + 1)
+        return min(start_step, boundary_step), max(end_step, boundary_step)
+
+    def stage_weights_at(self, step: int) -> list[float]:
+        """Share of each stage's mixture at a step; they sum to 1 and at most two are above 0."""
+        current = self.stage_at(step)
+        weights = [0.0] * len(self.stages)
+        # Regions touch at most, so only the boundaries on either side of the current stage can be blending.
+        entered = self._incoming(current - 1, step) if current > 0 else 1.0
+        left = self._incoming(current, step) if current < len(self.stages) - 1 else 0.0
+        if entered < 1.0:
+            weights[current - 1], weights[current] = 1.0 - entered, entered
+        elif left > 0.0:
+            weights[current], weights[current + 1] = 1.0 - left, left
+        else:
+            weights[current] = 1.0
+        return weights
+
+    def weights_at(self, step: int) -> dict[SourceKey, float]:
+        """Share of every source at a step; they sum to 1."""
+        weights = dict.fromkeys(self.sources, 0.0)
+        for stage, share in zip(self.stages, self.stage_weights_at(step), strict=True):
+            if share > 0:
+                for sampling in stage.mixture:
+                    weights[SourceKey(sampling.name, sampling.style)] += share * sampling.rate
+        return weights
+
+    @functools.cached_property
+    def sources(self) -> tuple[SourceKey, ...]:
+        """All sources in order of first appearance, so that a later stage never reorders earlier ones."""
+        return tuple(dict.fromkeys(SourceKey(s.name, s.style) for stage in self.stages for s in stage.mixture))
+
+    def home(self, source: SourceKey) -> int:
+        """The first stage whose mixture holds a source."""
+        return next(
+            index
+            for index, stage in enumerate(self.stages)
+            if any((s.name, s.style) == tuple(source) for s in stage.mixture)
+        )
+
+    def segments(self) -> list[tuple[int, int, bool]]:
+        """`(start_step, end_step, constant)` spans that cover the run; inside a fade weights are not constant."""
+        spans, position = [], 0
+        for boundary in range(len(self.stages) - 1):
+            start_step, end_step = self.fade_steps(boundary)
+            for start, end, constant in ((position, start_step, True), (start_step, end_step, False)):
+                if end > start:
+                    spans.append((start, end, constant))
+            position = max(position, end_step)
+        if self.total_steps > position:
+            spans.append((position, self.total_steps, True))
+        return spans
+
+    # The anchor
+
+    def beta_at(self, step: int) -> float:
+        """Weight of the KL penalty at a step."""
+        return self.stages[self.stage_at(step)].beta
+
+    def snapshot_steps(self) -> dict[int, int]:
+        """Steps before which the reference snapshot is taken, and the stage each belongs to.
+
+        A snapshot that no later stage uses is not taken.
+        """
+        steps = {}
+        for index, stage in enumerate(self.stages):
+            if stage.update_reference and any(later.beta > 0 for later in self.stages[index:]):
+                early = self.reference_at == "fade_start" and index > 0
+                steps[self.fade_steps(index - 1)[0] if early else self.stage_start(index)] = index
+        return steps
+
+    def has_reference(self, step: int) -> bool:
+        """Whether the state after `step` steps, before entering the next, holds a reference.
+
+        It is there from the first snapshot to the end of the last stage whose beta is above 0.
+        """
+        if step == 0:
+            return False
+        taken = self.initial_reference or any(snapshot < step for snapshot in self.snapshot_steps())
+        return taken and self.needs_reference(self.stage_at(step - 1))
+
+    def needs_reference(self, stage: int) -> bool:
+        """Whether this stage or a later one has a penalty."""
+        return any(later.beta > 0 for later in self.stages[stage:])
+
+
+def check_equal_lengths(tokens: Sequence[int], datasets: Sequence[object], betas: Sequence[float] | None) -> None:
+    """The spec's parallel lists must be equally long."""
+    count = len(tokens)
+    if len(datasets) != count:
+        raise ConfigError(
+            "training/dataset", f"{len(datasets)} stages", f"{count} stages, as many as training/tokens has"
+        )
+    if betas is not None and len(betas) != count:
+        raise ConfigError("optimization/kl/betas", list(betas), f"{count} values, as many as training/tokens has")
+
+
+def stages_from_lists(
+    tokens: Sequence[int],
+    datasets: Sequence[Sequence[Sampling]],
+    betas: Sequence[float] | None = None,
+    reference_update_stages: Sequence[int] = (),
+) -> tuple[Stage, ...]:
+    """Stages from the spec's parallel lists."""
+    check_equal_lengths(tokens, datasets, betas)
+    for position, index in enumerate(reference_update_stages):
+        if not 0 <= index < len(tokens):
+            raise ConfigError(
+                f"optimization/kl/reference_update_stages/{position}",
+                index,
+                f"the index of a stage, 0 to {len(tokens) - 1}",
+            )
+    for position, amount in enumerate(tokens):
+        if amount <= 0:
+            raise ConfigError(f"training/tokens/{position}", amount, "a positive number of tokens")
+    return tuple(
+        Stage(
+            name=_stage_name(mixture, index),
+            tokens=amount,
+            mixture=tuple(mixture),
+            beta=float(betas[index]) if betas is not None else 0.0,
+            update_reference=index in reference_update_stages,
+        )
+        for index, (amount, mixture) in enumerate(zip(tokens, datasets, strict=True))
+    )
+
+
+def stages_from_section(configs: Sequence[StageConfig]) -> tuple[Stage, ...]:
+    """Stages from a `stages` section."""
+    stages = tuple(
+        Stage(
+            name=config.name or _stage_name(config.data, index),
+            tokens=config.tokens,
+            mixture=tuple(config.data),
+            beta=config.beta,
+            update_reference=config.update_reference,
+            reset_optimizer=config.optimizer == "reset",
+        )
+        for index, config in enumerate(configs)
+    )
+    if configs[0].overlap:
+        raise ConfigError("stages/0/overlap", configs[0].overlap, "no overlap: nothing fades into the first stage")
+    return stages
+
+
+def section_fade(configs: Sequence[StageConfig], fade: FadeConfig) -> FadeConfig:
+    """The fade of a `stages` section, whose stages may each set the overlap of the fade into them."""
+    if all(config.overlap is None for config in configs):
+        return fade
+    overlaps = [fade.overlap if config.overlap is None else config.overlap for config in configs[1:]]
+    return FadeConfig(fade.overlap, fade.curve, fade.steepness, overlaps)
+
+
+def _stage_name(mixture: Sequence[Sampling], index: int) -> str:
+    # The dataset with the largest share names the stage: replayed rows do not.
+    return max(mixture, key=lambda sampling: sampling.rate).name if mixture else f"stage {index}"
+
+
+def with_replay(stages: Sequence[Stage], replay: ReplayConfig | None) -> tuple[Stage, ...]:
+    """Stages whose mixtures give a share of their rows to the datasets of earlier stages."""
+    if replay is None or replay.rate == 0:
+        return tuple(stages)
+    names = {sampling.name for stage in stages for sampling in stage.mixture}
+    for position, name in enumerate(replay.from_ or ()):
+        if name not in names:
+            raise ConfigError(
+                f"training/replay/from/{position}", name, f"a dataset of a stage: {', '.join(sorted(names))}"
+            )
+    mixed = [stages[0]] if stages else []
+    for index, stage in enumerate(stages[1:], 1):
+        earlier = _earlier_shares(stages[:index], replay.from_)
+        if not earlier:
+            mixed.append(stage)
+            continue
+        shares = {SourceKey(s.name, s.style): s.rate * (1 - replay.rate) for s in stage.mixture}
+        for key, share in earlier.items():
+            shares[key] = shares.get(key, 0.0) + replay.rate * share
+        mixture = tuple(Sampling(key.name, round(rate, 12), key.style) for key, rate in shares.items())
+        mixed.append(
+            Stage(stage.name, stage.tokens, mixture, stage.beta, stage.update_reference, stage.reset_optimizer)
+        )
+    return tuple(mixed)
+
+
+def _earlier_shares(stages: Sequence[Stage], wanted: Sequence[str] | None) -> Mapping[SourceKey, float]:
+    shares: dict[SourceKey, float] = {}
+    for stage in stages:
+        for sampling in stage.mixture:
+            if wanted is None or sampling.name in wanted:
+                key = SourceKey(sampling.name, sampling.style)
+                shares[key] = shares.get(key, 0.0) + sampling.rate
+    total = sum(shares.values())
+    return {key: share / total for key, share in shares.items()} if total else {}
+
+
+def refuse_mixed_spellings(changed: Sequence[str]) -> None:
+    """A `stages` section beside list options that were changed from their defaults is refused."""
+    if changed:
+        raise UserError(
+            f"stages and {', '.join(changed)} describe the same thing; write the curriculum in one of the two ways"
+        )
