@@ -1,0 +1,29 @@
+"""Optimizers and learning-rate schedules, by name; importing this package does not import JAX."""
+
+from holdfast.optim.build import Optimizer, build_optimizer, state_shardings
+from holdfast.optim.config import OptimConfig
+from holdfast.optim.masks import decay_mask
+from holdfast.optim.schedule import (
+    PiecewiseSchedule,
+    Schedule,
+    ScheduleContext,
+    Segment,
+    build_schedule,
+    learning_rates,
+    piecewise,
+)
+
+__all__ = [
+    "OptimConfig",
+    "Optimizer",
+    "PiecewiseSchedule",
+    "Schedule",
+    "ScheduleContext",
+    "Segment",
+    "build_optimizer",
+    "build_schedule",
+    "decay_mask",
+    "learning_rates",
+    "piecewise",
+    "state_shardings",
+]

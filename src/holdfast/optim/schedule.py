@@ -1,0 +1,162 @@
+"""A learning-rate schedule is data: segments of the run, each a ramp between two learning rates.
+
+One formula evaluates it in float32, with numpy for `holdfast plan` and with jax.numpy inside a compiled step.
+`schedule(step)` is the learning rate of the optimizer step with that index, counted from 0.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from holdfast import registry
+from holdfast.errors import ConfigError
+from holdfast.optim.config import OptimConfig
+
+Schedule = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class ScheduleContext:
+    """What a schedule is made from.
+
+    Args:
+        lr: the largest learning rate.
+        total_steps: optimizer steps of the whole run.
+        stage_starts: the first step of each stage, beginning with 0.
+        warmup_pct, decay_pct, constant_pct: shares of the total steps, between 0 and 1.
+        optim: the options that all schedules share.
+        options: the schedule's own config instance, when its plug-in has a config class.
+        section: where the trainer's config has the shares, for messages.
+    """
+
+    lr: float
+    total_steps: int
+    stage_starts: tuple[int, ...] = (0,)
+    warmup_pct: float = 0.01
+    decay_pct: float = 0.1
+    constant_pct: float = 0.0
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    options: Any = None
+    section: str = "optimization"
+
+    @property
+    def final_lr(self) -> float:
+        """The learning rate after decay."""
+        return self.lr * self.optim.final_lr_ratio
+
+    def steps(self, *names: str) -> list[int]:
+        """The shares of those names in whole steps; shares that do not fit into one run are refused."""
+        shares = {name: float(getattr(self, name)) for name in names}
+        for name, share in shares.items():
+            if not 0 <= share <= 1:
+                raise ConfigError(f"{self.section}/{name}", share, "a share of the run between 0 and 1")
+        if sum(shares.values()) > 1 + 1e-9:
+            shown = " + ".join(f"{self.section}/{name}" for name in names)
+            raise ConfigError(shown, sum(shares.values()), "shares of the run that sum to at most 1", "lower one")
+        # Edges are rounded, not lengths, so that the parts never add up to more than the run.
+        edges = np.rint(np.cumsum([0.0, *shares.values()]) * self.total_steps).astype(int)
+        return [int(length) for length in np.diff(edges)]
+
+
+Shape = Literal["linear", "cosine"]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A ramp from `lr0` at step `start` towards `lr1` at the next segment's start (or the schedule's end)."""
+
+    start: int
+    lr0: float
+    lr1: float
+    shape: Shape = "linear"
+
+
+@dataclass(frozen=True)
+class PiecewiseSchedule:
+    """Segments one after the other up to `end`; from there on the last learning rate holds.
+
+    >>> ramp = PiecewiseSchedule((Segment(0, 0.0, 1.0), Segment(4, 1.0, 1.0)), end=8)
+    >>> [float(ramp(step)) for step in (0, 3, 4, 100)]
+    [0.0, 0.75, 1.0, 1.0]
+    """
+
+    segments: tuple[Segment, ...]
+    end: int
+
+    def __post_init__(self) -> None:
+        starts = [segment.start for segment in self.segments]
+        assert starts[0] == 0, "the first segment starts at step 0"
+        assert all(a < b for a, b in zip(starts, [*starts[1:], self.end], strict=True)), "segments are in order"
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate of a step (or an array of steps) as float32, in numpy or, for JAX arrays, in JAX."""
+        if isinstance(step, int | float | np.generic | np.ndarray):
+            return self._evaluate(np, np.asarray(step))
+        import jax.numpy as jnp
+
+        return self._evaluate(jnp, step)
+
+    def _evaluate(self, xp: Any, step: Any) -> Any:
+        starts = np.array([segment.start for segment in self.segments], np.int32)
+        lengths = np.diff(starts, append=np.int32(self.end)).astype(np.float32)
+        lr0 = np.array([segment.lr0 for segment in self.segments], np.float32)
+        lr1 = np.array([segment.lr1 for segment in self.segments], np.float32)
+        cosine = np.array([segment.shape == "cosine" for segment in self.segments])
+
+        index = xp.searchsorted(xp.asarray(starts), step, side="right") - 1
+        index = xp.clip(index, 0, len(starts) - 1)
+
+        def pick(values: np.ndarray) -> Any:
+            return xp.asarray(values)[index]
+
+        u = xp.clip((step - pick(starts)).astype(np.float32) / pick(lengths), 0, 1)
+        weight = xp.where(pick(cosine), (1 - xp.cos(np.float32(np.pi) * u)) / 2, u)
+        # Both ends are met exactly: the weight is exactly 0 at a segment's start.
+        return (pick(lr0) + (pick(lr1) - pick(lr0)) * weight).astype(np.float32)
+
+
+def piecewise(total_steps: int, *parts: tuple[int, float, float, Shape]) -> PiecewiseSchedule:
+    """A schedule from (length in steps, first lr, last lr, shape) parts; parts without steps are left out.
+
+    >>> piecewise(4, (0, 0.0, 1.0, "linear"), (4, 1.0, 1.0, "linear")).segments
+    (Segment(start=0, lr0=1.0, lr1=1.0, shape='linear'),)
+    """
+    segments, start = [], 0
+    for length, lr0, lr1, shape in parts:
+        if length > 0:
+            segments.append(Segment(start, lr0, lr1, shape))
+            start += length
+    assert start == total_steps, f"parts of {start} steps in a run of {total_steps}"
+    return PiecewiseSchedule(tuple(segments), end=total_steps)
+
+
+def first_lr(lr: float, warmup_steps: int) -> float:
+    """The learning rate of step 0 in a warm-up: one part of the ramp, because a step with 0 teaches nothing."""
+    return lr / (warmup_steps + 1)
+
+
+def build_schedule(choice: "str | Schedule | None", context: ScheduleContext, plugin_config: Any = None) -> Schedule:
+    """The schedule for a registered name, a function of the step of the user's own, or, for None, a constant.
+
+    Args:
+        choice: what a trainer's `schedule()` returned; `context.optim.schedule` replaces it when set.
+        plugin_config: an instance of the schedule's config class; its defaults unless given.
+    """
+    choice = context.optim.schedule or choice or "constant"
+    if not isinstance(choice, str):
+        return choice
+    make = registry.schedules.get(choice, path="optimization/schedule")
+    config_class = registry.schedules.config(choice)
+    if plugin_config is None and config_class is not None:
+        plugin_config = config_class()
+    schedule: Schedule = make(replace(context, options=plugin_config))
+    return schedule
+
+
+def learning_rates(schedule: Schedule, steps: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The learning rates of many steps as float32, also for schedules that take one step at a time."""
+    if isinstance(schedule, PiecewiseSchedule):
+        return np.asarray(schedule(np.asarray(steps)), np.float32)
+    return np.array([float(schedule(int(step))) for step in steps], np.float32)
