@@ -79,7 +79,8 @@ class _Segment:
         repeats = -(-beyond // self.period) if self.period else np.zeros_like(beyond)
         a_period = self.prefix[last] - self.prefix[last - self.period]
         table: NDArray[np.int64] = self.before + self.prefix[offsets - repeats * self.period]
-        return table + repeats[:, None] * a_period
+        table += repeats[:, None] * a_period
+        return table
 
 
 class CountTable:

@@ -97,8 +97,8 @@ class DataPlan:
             draws = np.arange(start[number], start[number] + counts[number])
             sources.append(np.full(len(draws), number))
             rows.append(self._permuted(draws, source, size.num_rows))
-        size = self.curriculum.batch_size
-        order = permute(np.arange(size), size, key_of(self.seed, "batch", step))
+        batch_size = self.curriculum.batch_size
+        order = permute(np.arange(batch_size), batch_size, key_of(self.seed, "batch", step))
         return RowRefs(np.concatenate(sources)[order], np.concatenate(rows)[order])
 
     def _permuted(self, draws: NDArray[np.int64], source: SourceKey, num_rows: int) -> NDArray[np.int64]:
