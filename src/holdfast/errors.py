@@ -46,11 +46,16 @@ def unknown_key(path: str, known: Sequence[str]) -> UserError:
     >>> print(unknown_key("training/batchsize", ["training/batch_size", "training/seed"]))
     training/batchsize: unknown configuration key; did you mean training/batch_size?
     """
-    name = path.rsplit("/", 1)[-1]
-    names = {key.rsplit("/", 1)[-1]: key for key in known}
     sections = {key[:end] for key in known for end, letter in enumerate(key) if letter == "/"}
-    near = [names[name]] if name in names else difflib.get_close_matches(path, [*known, *sorted(sections)], n=1)
-    if not near:
-        near = [names[other] for other in difflib.get_close_matches(name, names, n=1)]
+    keys = [*known, *sorted(sections)]
+    # The name says more than the section: training/lr is nearer to optimization/lr than to training/seed.
+    names = difflib.get_close_matches(_name(path), [_name(key) for key in keys], n=1, cutoff=0.75)
+    if names:
+        keys = [key for key in keys if _name(key) == names[0]]
+    near = difflib.get_close_matches(path, keys, n=1, cutoff=0.0 if names else 0.6)
     hint = f"did you mean {near[0]}?" if near else "`holdfast configure JOB OUT.yaml` writes all known keys"
     return UserError(f"{path}: unknown configuration key; {hint}")
+
+
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[-1]

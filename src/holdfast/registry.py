@@ -65,10 +65,15 @@ class Registry(Generic[T]):
         self._entries[name] = entry
 
     def _load(self) -> None:
-        if not self._loaded:
-            self._loaded = True
+        if self._loaded:
+            return
+        self._loaded = True  # before the imports: what they register may ask for what is there already
+        try:
             for module in self._modules:
                 importlib.import_module(module)
+        except BaseException:
+            self._loaded = False  # or the next question would be answered from half a registry
+            raise
 
     def get(self, name: str, *, path: str = "") -> T:
         """The plug-in of that name; `path` is the config path to name when there is none."""
@@ -142,6 +147,8 @@ def load_plugins(modules: list[str]) -> None:
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         entry_point.load()
     for module in modules:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise UserError(f"--plugin {module}: not the dotted name of a module, such as my_package.my_datasets")
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
