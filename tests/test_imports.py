@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.registry import KINDS
+
 HEAVY = ["jax", "jaxlib", "flax", "optax", "orbax", "grain", "datasets", "pandas", "torch", "transformers", "wandb",
          "tensorboardX", "matplotlib", "plotly"]  # fmt: skip
 RUN_COMMAND = """
@@ -25,10 +27,13 @@ else:
 
 def fresh(code: str, cwd: Path) -> tuple[dict[str, object], str]:
     """Run code in a new interpreter; what it ended with and which heavy modules it imported, and its output."""
-    report = f"\nimport json, sys\nprint('\\n@' + json.dumps({{'code': code, 'heavy': [m for m in {HEAVY} if m in sys.modules]}}))"
+    report = f"""
+import json, sys
+print("\\n@" + json.dumps({{"code": code, "heavy": [name for name in {HEAVY} if name in sys.modules]}}))
+"""
     environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", "code = 0\n" + code + report],
+        [sys.executable, "-c", "code = 0\n" + code + "\n" + report],
         capture_output=True, text=True, cwd=cwd, env=environment, timeout=120, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert "\n@" in done.stdout, done.stderr
@@ -50,7 +55,7 @@ def test_modules_that_configs_are_made_of_import_nothing_heavy(module: str, tmp_
     assert fresh(f"import holdfast.{module}", tmp_path)[0]["heavy"] == []
 
 
-@pytest.mark.parametrize("kind", ["jobs", "models", "datasets", "evaluations", "optimizers", "schedules", "penalties", "trackers"])  # fmt: skip
+@pytest.mark.parametrize("kind", list(KINDS))
 def test_listing_plugins_imports_nothing_heavy(kind: str, tmp_path: Path) -> None:
     ended, _ = fresh(f"from holdfast.registry import KINDS\nKINDS[{kind!r}].configs()", tmp_path)
     assert ended["heavy"] == []
