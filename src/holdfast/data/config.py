@@ -1,0 +1,137 @@
+"""Options of the data side: where raw data and prepared stores are, which tokenizer, which sources of one's own."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Optional
+
+from holdfast.config import field
+from holdfast.errors import ConfigError
+
+FORMATS = ("jsonl", "json", "parquet", "arrow", "csv", "txt")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """Which tokenizer turns text into ids, and which of its tokens are special."""
+
+    name: str = field(
+        "tokenizer/name",
+        default="bytes",
+        help="bytes, a tokenizer.json, a folder with vocab.json and merges.txt, a tok512.bin, or a hub name",
+    )
+    eot: Optional[str] = field(
+        "tokenizer/eot", default=None, help="token that ends a document; null finds a well-known one such as </s>"
+    )
+    pad: Optional[str] = field(
+        "tokenizer/pad", default=None, help="token that fills rows; null finds <pad>, else the end-of-text token"
+    )
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """A dataset of the user's own, described in the configuration alone.
+
+    Text needs `text`; a task needs `prompt` and `answer` (or `labels`). Templates name fields in braces.
+    """
+
+    path: str  # a file, a folder, a glob, or a hub name such as owner/name
+    format: Optional[str] = None  # one of FORMATS; null goes by the file's ending
+    config: Optional[str] = None  # hub only: the configuration's name
+    revision: Optional[str] = None  # hub only: a branch, tag or commit
+    text: Optional[str] = None  # the field that holds the text; `text` unless this is a task
+    sample_by: str = "chunk"  # txt only: a document is a chunk of paragraphs, a line or a file
+    prompt: Optional[str] = None  # template of what the model is given
+    answer: Optional[str] = None  # template of what it must say; directly appended to the prompt
+    choices: Optional[List[str]] = None  # templates of the possible answers
+    label: str = "label"  # the field whose value `labels` translates
+    labels: Optional[Dict[str, str]] = None  # raw label -> the text that stands for it, itself a template
+    group: Optional[str] = None  # template of what examples have in common (a premise); never split in two
+    validation: Optional[str] = None  # path of the validation rows (hub: the split's name)
+    train: str = "train"  # hub only: the name of the training split
+    validation_fraction: Optional[float] = None  # share held out where there is no validation split
+    max_documents: Optional[int] = None
+    max_tokens: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        if self.format is not None and self.format not in FORMATS:
+            raise ConfigError("format", self.format, f"one of {', '.join(FORMATS)}", "or leave it out")
+        if self.sample_by not in ("chunk", "line", "file"):
+            raise ConfigError("sample_by", self.sample_by, "one of chunk, line, file")
+        if self.prompt is None and (self.answer is not None or self.choices or self.labels):
+            raise ConfigError("prompt", None, "a template, since answer, choices or labels are set", "add prompt: ...")
+        if self.prompt is not None and self.text is not None:
+            raise ConfigError("text", self.text, "nothing, since prompt makes this a task", "remove text or prompt")
+        if self.prompt is not None and self.answer is None and self.labels is None:
+            raise ConfigError("answer", None, "a template such as '{answer}', or labels", "add answer: ...")
+        if self.validation_fraction is not None and not 0 < self.validation_fraction < 1:
+            raise ConfigError("validation_fraction", self.validation_fraction, "a share between 0 and 1")
+        for name in ("max_documents", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(name, value, "a whole number of at least 1")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where data comes from, where it is kept once prepared, and how much is wrong before work stops."""
+
+    root: Optional[str] = field(
+        "data/root", default=None, help="folder with NAME/train.jsonl and so on, used before the hub; HOLDFAST_DATA"
+    )
+    cache: Optional[str] = field(
+        "data/cache", default=None, help="folder of prepared stores; HOLDFAST_CACHE, else the user's cache folder"
+    )
+    sources: Dict[str, SourceConfig] = field(
+        "data/sources", default_factory=dict, help="datasets of one's own: NAME: {path: ..., text: field}"
+    )
+    workers: int = field(
+        "data/workers", default=0, ge=0, help="tokenising processes; 0 uses the tokenizer's own threads"
+    )
+    max_broken: float = field(
+        "data/max_broken", default=0.01, ge=0, le=1, help="share of broken rows above which preparation stops"
+    )
+    max_leak: float = field(
+        "data/max_leak", default=0.1, ge=0, le=1, help="share of held-out rows found in training above which it stops"
+    )
+    max_documents: Optional[int] = field(
+        "data/max_documents", default=None, ge=1, help="documents taken from each split of each dataset; null is all"
+    )
+    max_tokens: Optional[int] = field(
+        "data/max_tokens", default=None, ge=1, help="tokens taken from each split of each dataset; null is all"
+    )
+    loss_on: str = field(
+        "data/loss_on",
+        default="answer",
+        choices=("answer", "all"),
+        help="which tokens of a task count in the loss: its answer's or also its prompt's",
+    )
+    validation_fraction: float = field(
+        "data/validation_fraction",
+        default=0.05,
+        gt=0,
+        lt=1,
+        help="share of documents held out where a dataset has no validation split",
+    )
+
+    def __post_init__(self) -> None:
+        for name in self.sources:
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"data/sources/{name}", name, "a name of letters, digits, dots, dashes and underscores"
+                )
+
+    def root_path(self) -> Path | None:
+        """The folder of local raw data, if one is set."""
+        root = self.root or os.environ.get("HOLDFAST_DATA")
+        return Path(root).expanduser() if root else None
+
+    def cache_path(self) -> Path:
+        """The folder that prepared stores live in."""
+        cache = self.cache or os.environ.get("HOLDFAST_CACHE")
+        if cache:
+            return Path(cache).expanduser()
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return Path(base).expanduser() / "holdfast"

@@ -1,0 +1,163 @@
+"""Documents: what every source yields, and how a source without a validation split is divided."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from holdfast.data.config import DataConfig
+from holdfast.errors import UserError
+
+SPLITS = ("train", "validation")
+STREAM_VALIDATION = 1024  # documents at the head of an endless stream that are its validation split
+EXAMPLES_PER_KIND = 20  # broken rows that a report shows with file and line
+
+
+class Document(NamedTuple):
+    """One example: plain `text`, or a `prompt` with its `answer`.
+
+    `choices` are all possible answers and `label` is the index of the right one; `group` names what several
+    examples share (a premise), so that they are never split between training and validation.
+    """
+
+    id: str
+    text: str = ""
+    prompt: str = ""
+    answer: str = ""
+    choices: tuple[str, ...] = ()
+    label: int | None = None
+    group: str = ""
+
+    @property
+    def full_text(self) -> str:
+        """All that is tokenised, the prompt first."""
+        return self.text or self.prompt + self.answer
+
+    @property
+    def key(self) -> bytes:
+        """What decides the split: the group, else the normalised text or prompt, so that copies stay together."""
+        return digest(normalise(self.group or self.text or self.prompt))
+
+
+def normalise(text: str) -> str:
+    """Text without differences of case and white space.
+
+    >>> normalise("  A  b\\nC ")
+    'a b c'
+    """
+    return " ".join(text.lower().split())
+
+
+def digest(text: str) -> bytes:
+    """Eight bytes that stand for a text."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+
+@dataclass
+class BrokenRows:
+    """Rows that could not be used, by kind, the first of each kind with file and line."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def add(self, kind: str, file: str, line: int, detail: str = "") -> None:
+        self.counts[kind] += 1
+        shown = self.examples.setdefault(kind, [])
+        if len(shown) < EXAMPLES_PER_KIND:
+            shown.append({"file": file, "line": line, "detail": detail[:200]})
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    def report(self) -> dict[str, Any]:
+        """Counts and examples as JSON can hold them, in a fixed order."""
+        return {"counts": dict(sorted(self.counts.items())), "examples": dict(sorted(self.examples.items()))}
+
+    def lines(self) -> list[str]:
+        """The report for people, one line a kind and one an example."""
+        return broken_lines(self.report())
+
+
+def broken_lines(report: dict[str, Any]) -> list[str]:
+    """A report of broken rows as lines of text."""
+    lines = []
+    for kind, count in report["counts"].items():
+        lines.append(f"{count} × {kind}")
+        for example in report["examples"][kind]:
+            detail = f": {example['detail']}" if example["detail"] else ""
+            lines.append(f"  {example['file']}, line {example['line']}{detail}")
+    return lines
+
+
+@dataclass
+class SourceContext:
+    """What a source needs to read: the options, and where it reports broken rows and progress."""
+
+    data: DataConfig
+    broken: BrokenRows = field(default_factory=BrokenRows)
+    fraction: float | None = None  # how much of the split has been read, where that is known
+
+
+class Source(Protocol):
+    """A dataset that can be read again and again, always in the same order."""
+
+    name: str
+    kind: str  # "text" or "task"
+
+    def splits(self, context: SourceContext) -> tuple[str, ...]:
+        """The splits that exist as such; `train` is always one."""
+
+    def documents(self, split: str, context: SourceContext) -> Iterator[Document]:
+        """The documents of a split that exists; broken rows go to `context.broken`."""
+
+    def fingerprint(self, context: SourceContext) -> str:
+        """A text that changes when the documents change."""
+
+    def streamed(self, context: SourceContext) -> bool:
+        """Whether the documents come from an endless stream, to be read only as far as needed."""
+
+
+class LocalSource:
+    """Base of sources that are read or generated whole: nothing is streamed."""
+
+    def streamed(self, context: SourceContext) -> bool:  # noqa: ARG002 (the protocol's argument)
+        return False
+
+
+def held_out_fraction(source: Source, data: DataConfig) -> float:
+    """The share of a source that is held out when it has no validation split."""
+    own = data.sources[source.name].validation_fraction if source.name in data.sources else None
+    return own if own is not None else data.validation_fraction
+
+
+def is_held_out(document: Document, fraction: float) -> bool:
+    """Whether a document belongs to the validation part; depends on its content alone."""
+    return int.from_bytes(document.key, "big") < fraction * 2.0**64
+
+
+def read(source: Source, split: str, context: SourceContext) -> Iterator[Document]:
+    """The documents of `train` or `validation`, whether or not the source has such a split itself.
+
+    Without a validation split of its own, a source gives up the documents whose content hashes below a
+    fraction (a stream: its first documents), and training never sees them.
+    """
+    existing = source.splits(context)
+    if split not in existing and split not in SPLITS:
+        raise UserError(f"dataset {source.name}: there is no split {split!r}; it has {', '.join(existing)}")
+    if "validation" in existing or split not in SPLITS:
+        yield from source.documents(split, context)
+        return
+    validation = split == "validation"
+    if source.streamed(context):
+        for index, document in enumerate(source.documents("train", context)):
+            if validation and index >= STREAM_VALIDATION:
+                return
+            if (index < STREAM_VALIDATION) == validation:
+                yield document
+        return
+    fraction = held_out_fraction(source, context.data)
+    for document in source.documents("train", context):
+        if is_held_out(document, fraction) == validation:
+            yield document

@@ -1,0 +1,137 @@
+"""From documents to tokens: batches of documents are encoded in the background, in order, in bounded memory."""
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.data.documents import Document, digest, normalise
+from holdfast.data.store import RECORD
+from holdfast.data.tokenizers import Tokenizer, load_tokenizer
+
+BATCH_CHARACTERS = 1 << 20  # an encoding takes about 200 bytes a token while it lives
+BATCH_DOCUMENTS = 1 << 13
+
+
+class Encoded(NamedTuple):
+    """The tokens of a batch of documents, end-of-text ids included, and a record of each document."""
+
+    flat: NDArray[Any]
+    records: NDArray[Any]  # of dtype RECORD
+
+
+def encode_documents(documents: list[Document], tokenizer: Tokenizer) -> Encoded:
+    """Tokenise documents; prompt and answer separately, so that a prompt's tokens do not depend on the answer."""
+    texts: list[str] = []
+    for document in documents:
+        texts += (document.prompt, document.text or document.answer)
+    flat, lengths = tokenizer.encode_flat(texts)
+    pairs = lengths.reshape(-1, 2)
+    records = np.empty(len(documents), RECORD)
+    records["prompt"] = pairs[:, 0]
+    records["length"] = pairs.sum(1) + 1
+    records["bytes"] = [
+        len(document.prompt.encode()) + len((document.text or document.answer).encode()) for document in documents
+    ]
+    keys = b"".join(digest(normalise(document.text or document.prompt)) for document in documents)
+    groups = b"".join(digest(document.group) if document.group else document.key for document in documents)
+    records["key"] = np.frombuffer(keys, "<u8")
+    records["group"] = np.frombuffer(groups, "<u8")
+    ends = np.cumsum(records["length"], dtype=np.int64) - 1
+    ended = np.ones(len(flat) + len(documents), bool)
+    ended[ends] = False
+    result = np.empty(len(ended), tokenizer.dtype)
+    result[ended] = flat
+    result[ends] = tokenizer.eot_id
+    return Encoded(result, records)
+
+
+def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents in lists of about BATCH_CHARACTERS characters."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.text) + len(document.prompt) + len(document.answer)
+        if size >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def encode_all(parts: Iterable[list[Document]], tokenizer: Tokenizer, workers: int, saved: Path) -> Iterator[Encoded]:
+    """Encode batches in the background and yield them in order, at most a few ahead.
+
+    Args:
+        parts: batches of documents; read in the calling thread.
+        tokenizer: used directly when workers is 0: its Rust code runs on all cores without Python's lock.
+        workers: processes to use instead, for machines where one Python process cannot feed all cores.
+        saved: folder of the saved tokenizer, which worker processes load.
+    """
+    if workers == 0:
+        # One batch at a time: the library spreads each over all cores by itself.
+        with ThreadPoolExecutor(1, "tokenise") as threads:
+            yield from _in_order(threads, lambda batch: encode_documents(batch, tokenizer), parts, ahead=2)
+        return
+    spawn = multiprocessing.get_context("spawn")  # a fork would copy the locks of JAX's threads
+    with ProcessPoolExecutor(workers, spawn, _start_worker, (str(saved), os.getpid())) as processes:
+        yield from _in_order(processes, _encode_in_worker, parts, ahead=2 * workers)
+
+
+def _in_order(
+    pool: Executor, function: Callable[[list[Document]], Encoded], parts: Iterable[list[Document]], ahead: int
+) -> Iterator[Encoded]:
+    pending: deque[Future[Encoded]] = deque()
+    try:
+        for part in parts:
+            pending.append(pool.submit(function, part))
+            if len(pending) > ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+_worker_tokenizer: Tokenizer | None = None  # set once in each worker process
+
+
+def _start_worker(saved: str, parent: int) -> None:
+    global _worker_tokenizer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    die_with_parent(parent)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _worker_tokenizer = load_tokenizer(Path(saved))
+
+
+def _encode_in_worker(batch: list[Document]) -> Encoded:
+    assert _worker_tokenizer is not None
+    return encode_documents(batch, _worker_tokenizer)
+
+
+def die_with_parent(parent: int) -> None:
+    """Make this process end when its parent is gone, however the parent ended."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+    def watch() -> None:
+        # The signal is tied to the parent's thread on Linux and absent elsewhere: watch the process as well.
+        while os.getppid() == parent:
+            threading.Event().wait(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,82 @@
+"""`pydocs`: the English prose that Python carries: the topics of `help()` and the standard library's docstrings."""
+
+import ast
+import inspect
+import warnings
+from collections.abc import Iterator
+
+from holdfast.data.documents import Document, LocalSource, SourceContext, normalise
+from holdfast.data.sources import stdlib
+from holdfast.registry import datasets
+
+DOCUMENT_CHARACTERS = 3000  # docstrings of one module are joined up to about this length
+SHORTEST = 40  # characters; shorter docstrings are hardly prose
+
+
+@datasets.register("pydocs", help="text: English prose that Python itself carries (no download)")
+class PyDocs(LocalSource):
+    """Documentation prose, deterministic for a given Python."""
+
+    name = "pydocs"
+    kind = "text"
+
+    def splits(self, context: SourceContext) -> tuple[str, ...]:  # noqa: ARG002 (the protocol's argument)
+        return ("train",)
+
+    def documents(self, split: str, context: SourceContext) -> Iterator[Document]:  # noqa: ARG002
+        yield from _topics()
+        files = stdlib.files()
+        seen: set[str] = set()  # some docstrings occur in many classes; one copy is enough
+        for index, path in enumerate(files):
+            name = stdlib.name_of(path)
+            context.fraction = (index + 1) / len(files)
+            text = None if name.startswith("pydoc_data/") else stdlib.source_of(path)
+            for number, prose in enumerate(_joined(_docstrings(text or "", seen))):
+                yield Document(id=f"{name}:{number}", text=prose, group=name)
+
+    def fingerprint(self, context: SourceContext) -> str:  # noqa: ARG002
+        return "pydocs-1-" + stdlib.fingerprint()
+
+
+def _topics() -> Iterator[Document]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:  # some distributions leave it out
+        return
+    for name, text in sorted(topics.items()):
+        for number, prose in enumerate(_joined(iter(text.split("\n\n")))):
+            yield Document(id=f"topic/{name}:{number}", text=prose, group=f"topic/{name}")
+
+
+def _docstrings(source: str, seen: set[str]) -> Iterator[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # old escapes in strings are none of our business
+        try:
+            tree = ast.parse(source)
+        except SyntaxError:  # templates that only look like Python
+            return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            prose = ast.get_docstring(node, clean=False)
+            if prose is None or len(prose) < SHORTEST:
+                continue
+            prose = inspect.cleandoc(prose)
+            key = normalise(prose)
+            if key not in seen:
+                seen.add(key)
+                yield prose
+
+
+def _joined(paragraphs: Iterator[str]) -> Iterator[str]:
+    batch: list[str] = []
+    size = 0
+    for paragraph in paragraphs:
+        if not paragraph.strip():
+            continue
+        batch.append(paragraph.strip("\n"))
+        size += len(paragraph)
+        if size >= DOCUMENT_CHARACTERS:
+            yield "\n\n".join(batch)
+            batch, size = [], 0
+    if batch:
+        yield "\n\n".join(batch)

@@ -1,0 +1,87 @@
+"""The tokenizer interface that the rest of Holdfast knows."""
+
+import abc
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+META_FILE = "holdfast_tokenizer.json"
+
+
+class Tokenizer(abc.ABC):
+    """Text to ids and back; special tokens are never made from text, only added on purpose."""
+
+    name: str
+    vocab_size: int
+    eot_id: int  # ends every document
+    pad_id: int  # fills rows; may be the same as eot_id, since padding is masked
+
+    @property
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """A text that changes when any id of any text could change."""
+
+    @abc.abstractmethod
+    def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+        """The ids of many texts end to end, and how many each text has: the fast way."""
+
+    @abc.abstractmethod
+    def decode(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> str:
+        """The text of ids; special tokens give nothing."""
+
+    @abc.abstractmethod
+    def pieces(self) -> list[bytes]:
+        """The bytes that each id stands for; special tokens stand for none."""
+
+    @abc.abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write all that `load_tokenizer(folder)` needs."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without any special token."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts."""
+        flat, lengths = self.encode_flat(texts)
+        ends = np.cumsum(lengths)
+        return [flat[end - length : end].tolist() for end, length in zip(ends, lengths, strict=True)]
+
+    def token_bytes(self) -> NDArray[np.int32]:
+        """How many bytes of text each id stands for."""
+        return np.array([len(piece) for piece in self.pieces()], np.int32)
+
+    @property
+    def dtype(self) -> type[np.uint16] | type[np.uint32]:
+        """The smallest type that holds every id."""
+        return np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
+
+
+def model_vocab_size(tokenizer: Tokenizer) -> int:
+    """The vocabulary of a model for this tokenizer: rounded up, so that matrices have friendly shapes.
+
+    A multiple of 64, and of 128 from 16,384 tokens on.
+    """
+    unit = 128 if tokenizer.vocab_size >= 1 << 14 else 64
+    return -(-tokenizer.vocab_size // unit) * unit
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_meta(folder: Path, meta: dict[str, Any]) -> None:
+    """Write the file that says what kind of tokenizer a folder holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / META_FILE, json.dumps(meta, indent=2, sort_keys=True) + "\n")
