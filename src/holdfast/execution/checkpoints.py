@@ -1,0 +1,159 @@
+"""Checkpoints of a run: Orbax folders named by step, each with a manifest that says what it is.
+
+A checkpoint is written asynchronously under a temporary name and renamed when it is complete. Its names
+(`boundary_1`, `best_0`, `final`) are tags in its manifest, so there is no pointer that could be ahead of the data.
+What only lists or names checkpoints needs no JAX.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import UserError
+
+STATE, MANIFEST = "state", "manifest"
+_KEPT = re.compile(r"boundary_\d+|final")
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """One committed checkpoint."""
+
+    step: int
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def tags(self) -> list[str]:
+        """Names of this checkpoint besides its step."""
+        return list(self.manifest.get("tags", []))
+
+    @property
+    def num_bytes(self) -> int:
+        """Size on disk."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+
+def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
+    """All committed checkpoints whose manifest can be read, oldest first."""
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name.isdigit():
+            manifest = _read_manifest(path)
+            if manifest is not None:
+                found.append(CheckpointInfo(int(path.name), path, manifest))
+    return sorted(found, key=lambda info: info.step)
+
+
+def _read_manifest(path: Path) -> dict[str, Any] | None:
+    try:
+        manifest = json.loads((path / MANIFEST / "metadata").read_text())
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) else None
+
+
+def find_checkpoint(folder: Path, name: str) -> CheckpointInfo:
+    """The checkpoint of a name: `latest`, a step, or a tag such as `boundary_1`, `best_0`, `final`.
+
+    Several may carry the tag of a best one; the newest is the best.
+    """
+    infos = list_checkpoints(folder)
+    if not infos:
+        raise UserError(f"{folder}: there is no checkpoint; `holdfast run` makes them")
+    wanted = [info for info in infos if name == str(info.step) or name in info.tags]
+    if name == "latest":
+        return infos[-1]
+    if name == "best":
+        wanted = [info for info in infos if any(tag.startswith("best_") for tag in info.tags)]
+    if not wanted:
+        names = sorted({tag for info in infos for tag in info.tags}) + [str(info.step) for info in infos]
+        raise UserError(f"{folder.parent}: no checkpoint {name!r}; there are latest, {', '.join(names)}")
+    return wanted[-1]
+
+
+def kept_steps(infos: Iterable[CheckpointInfo], rolling: int) -> set[int]:
+    """Steps that pruning must leave: boundaries, the final one, the best of each stage and the newest few."""
+    ordered = sorted(infos, key=lambda info: info.step)
+    kept = {info.step for info in ordered[-rolling:]}
+    newest_best: dict[str, int] = {}
+    for info in ordered:
+        for tag in info.tags:
+            if _KEPT.fullmatch(tag):
+                kept.add(info.step)
+            elif tag.startswith("best_"):
+                newest_best[tag] = info.step
+    return kept | set(newest_best.values())
+
+
+class CheckpointStore:
+    """Writes and reads the checkpoints of one run; open it in `run()` and close it in a `finally`.
+
+    Args:
+        folder: the run's `checkpoints` folder.
+        rolling: how many of the newest to keep besides the tagged ones.
+    """
+
+    def __init__(self, folder: Path, *, rolling: int = 2, read_only: bool = False) -> None:
+        import orbax.checkpoint as ocp
+
+        self._ocp = ocp
+        self.folder = folder.absolute()
+        self.rolling = rolling
+        if not read_only:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for leftover in self.folder.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+        self._manager = ocp.CheckpointManager(
+            self.folder,
+            item_names=(STATE, MANIFEST),
+            options=ocp.CheckpointManagerOptions(create=not read_only, read_only=read_only, max_to_keep=None),
+        )
+
+    def save(self, step: int, state: Any, manifest: dict[str, Any]) -> None:
+        """Start writing a checkpoint; it counts only when it is complete.
+
+        Orbax finishes the one before first, so what is pruned here is older than a durable one.
+        """
+        args = self._ocp.args
+        self._manager.wait_until_finished()
+        self._prune()
+        saved = self._manager.save(
+            step, args=args.Composite(**{STATE: args.StandardSave(state), MANIFEST: args.JsonSave(manifest)})
+        )
+        assert saved, f"a checkpoint of step {step} is there already"
+
+    def _prune(self) -> None:
+        infos = list_checkpoints(self.folder)
+        kept = kept_steps(infos, self.rolling)
+        for info in infos:
+            if info.step not in kept:
+                self._manager.delete(info.step)
+
+    def restore(self, step: int, target: Any) -> Any:
+        """The state of a step, placed as the target's shapes and shardings say."""
+        args = self._ocp.args
+        restored = self._manager.restore(step, args=args.Composite(**{STATE: args.StandardRestore(target)}))
+        return restored[STATE]
+
+    def discard(self, step: int) -> None:
+        """Set a checkpoint that cannot be read aside, so that its step can be saved again."""
+        path = self.folder / str(step)
+        aside = self.folder / f"unreadable-{step}"
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        self._manager.reload()
+
+    def wait(self) -> None:
+        """Wait until what was saved is durable."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        self._manager.wait_until_finished()
+        self._prune()
+        self._manager.close()
