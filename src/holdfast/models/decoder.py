@@ -1,0 +1,185 @@
+"""One decoder for the GPT family: GPT-2, Llama, Qwen and GPT-NeoX are settings of its `ModelSpec`.
+
+Parameters (unboxed, float32 unless the spec says otherwise):
+
+    embed/embedding (V, D)                     positions/embedding (P, D) where positions are learned
+    layers/…  all layers stacked on axis 0, whether they are scanned or unrolled:
+        attention_norm/{scale, bias}           attention/{q, k, v, out}/{kernel (in, out), bias}
+        attention/{q_norm, k_norm}/scale       mlp_norm/{scale, bias}
+        mlp/{up, gate, down}/{kernel, bias}
+    final_norm/{scale, bias}                   unembed/kernel (D, V) where embeddings are not tied
+
+Shapes: B rows, T time, S slots of the cache, P positions, D width, V vocabulary, G key/value heads, K head size.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from holdfast.models import axes
+from holdfast.models.attention import Attention, Context, LayerCache
+from holdfast.models.config import ModelSpec
+from holdfast.models.layers import Dropout, Embedding, Mlp, Norm, Unembedding, logical, rotary_angles
+
+
+class Cache(NamedTuple):
+    """Keys and values of the tokens that each row has read, slot s holding position s; made by `init_cache`."""
+
+    keys: jax.Array  # (L, B, S, G, K)
+    values: jax.Array
+    lengths: jax.Array  # (B,), tokens read so far
+
+
+def init_cache(spec: ModelSpec, num_rows: int, length: int | None = None) -> Cache:
+    """An empty cache for that many rows and tokens (the block size unless given)."""
+    shape = (spec.n_layers, num_rows, length or spec.block_size, spec.n_kv_head, spec.head_dim)
+    zeros = jnp.zeros(shape, jnp.dtype(spec.dtype))
+    return Cache(zeros, zeros, jnp.zeros((num_rows,), jnp.int32))
+
+
+def unembedding(params: Any, spec: ModelSpec) -> jax.Array:
+    """The (D, V) matrix that turns hidden states into logits, from the (unboxed) parameters."""
+    matrix: jax.Array = params["embed"]["embedding"].T if spec.tie_embeddings else params["unembed"]["kernel"]
+    return matrix
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each on a normed copy of the residual stream."""
+
+    spec: ModelSpec
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BTD: jax.Array,
+        cache: LayerCache | None,
+        context: Context,
+        deterministic: bool,
+    ) -> tuple[jax.Array, LayerCache | None]:
+        spec = self.spec
+        normed = Norm(spec, spec.norm, name="attention_norm")(x_BTD)
+        attended, cache = Attention(spec, name="attention")(normed, context, cache)
+        attended = Dropout(spec)(attended, deterministic)
+        mlp_norm, mlp = Norm(spec, spec.norm, name="mlp_norm"), Mlp(spec, name="mlp")
+        if spec.parallel_residual:
+            x_BTD = x_BTD + attended + Dropout(spec)(mlp(mlp_norm(x_BTD)), deterministic)
+        else:
+            x_BTD = x_BTD + attended
+            x_BTD = x_BTD + Dropout(spec)(mlp(mlp_norm(x_BTD)), deterministic)
+        return logical(x_BTD, axes.BATCH, axes.LENGTH, axes.ACTIVATION), cache
+
+
+def stacked_layers(spec: ModelSpec) -> Any:
+    """All layers as one module whose parameters have the layer as their first axis.
+
+    `scan_layers` decides only whether the loop is compiled as a loop: names, shapes, initial values and
+    results are the same without it.
+    """
+    # prevent_cse guards against an optimisation that a loop rules out anyway.
+    layer = nn.remat(Layer, prevent_cse=not spec.scan_layers, static_argnums=(4,)) if spec.remat else Layer
+    return nn.scan(
+        layer,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=(0, nn.broadcast, nn.broadcast),
+        length=spec.n_layers,
+        unroll=1 if spec.scan_layers else spec.n_layers,
+        metadata_params={nn.PARTITION_NAME: axes.LAYERS},
+    )(spec)
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer.
+
+    `apply({"params": params}, tokens_BT)` gives logits; `method="hidden"` the states below them (for
+    `objectives.token_loss`, which never holds all logits); `method="decode"` reads tokens into a cache.
+    """
+
+    spec: ModelSpec
+
+    def setup(self) -> None:
+        spec = self.spec
+        self.embed = Embedding(spec, spec.vocab_size, axes.VOCAB)
+        if spec.positions == "learned":
+            self.positions = Embedding(spec, spec.block_size, axes.LENGTH)
+        self.dropout = Dropout(spec)
+        self.layers = stacked_layers(spec)
+        self.final_norm = Norm(spec, spec.norm)
+        if not spec.tie_embeddings:
+            self.unembed = Unembedding(spec)
+
+    def __call__(
+        self,
+        tokens_BT: jax.Array,
+        *,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Logits (B, T, V) in float32 for the token after each position.
+
+        Args:
+            segment_ids: (B, T); attention stays inside equal ids. None: each row is one text, padded on the
+                right if at all.
+            positions: (B, T); None: 0, 1, 2, …
+            deterministic: no dropout; otherwise `rngs={"dropout": key}` is needed.
+        """
+        hidden = self.hidden(tokens_BT, segment_ids=segment_ids, positions=positions, deterministic=deterministic)
+        return self._logits(hidden)
+
+    def hidden(
+        self,
+        tokens_BT: jax.Array,
+        *,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Hidden states (B, T, D) after the final norm; arguments as for the logits."""
+        positions_BT = jnp.arange(tokens_BT.shape[1])[None] if positions is None else positions
+        return self._trunk(tokens_BT, positions_BT, segment_ids, deterministic, None)[0]
+
+    def decode(
+        self, tokens_BT: jax.Array, cache: Cache, num_tokens_B: jax.Array | None = None
+    ) -> tuple[jax.Array, Cache]:
+        """Read more tokens of each row; returns logits (B, V) for each row's next token, and the new cache.
+
+        Rows are independent: prompts of different lengths are padded on the right to one width T and
+        `num_tokens_B` says how many of the T are real (None: all). Then one token a row at a time, T = 1. What
+        padding leaves in the cache lies after the row's length: it is masked until it is overwritten.
+        """
+        B, T = tokens_BT.shape
+        counts_B = jnp.full((B,), T, jnp.int32) if num_tokens_B is None else num_tokens_B.astype(jnp.int32)
+        positions_BT = cache.lengths[:, None] + jnp.arange(T, dtype=jnp.int32)
+        x_BTD, layers = self._trunk(tokens_BT, positions_BT, None, True, (cache.keys, cache.values))
+        assert layers is not None
+        last_B1D = jnp.take_along_axis(x_BTD, jnp.maximum(counts_B - 1, 0)[:, None, None], axis=1)
+        return self._logits(last_B1D)[:, 0], Cache(*layers, cache.lengths + counts_B)
+
+    def _trunk(
+        self,
+        tokens_BT: jax.Array,
+        positions_BT: jax.Array,
+        segment_ids_BT: jax.Array | None,
+        deterministic: bool,
+        cache: LayerCache | None,
+    ) -> tuple[jax.Array, LayerCache | None]:
+        spec = self.spec
+        x_BTD = self.embed(tokens_BT)
+        if spec.positions == "learned":
+            x_BTD = x_BTD + self.positions(positions_BT)
+        angles = rotary_angles(spec, positions_BT) if spec.positions == "rotary" else None
+        context = Context(positions_BT, segment_ids_BT, angles)
+        x_BTD = logical(self.dropout(x_BTD, deterministic), axes.BATCH, axes.LENGTH, axes.ACTIVATION)
+        x_BTD, cache = self.layers(x_BTD, cache, context, deterministic)
+        return self.final_norm(x_BTD), cache
+
+    def _logits(self, hidden_BTD: jax.Array) -> jax.Array:
+        B, T, D = hidden_BTD.shape
+        matrix_DV = self.embed.embedding.T if self.spec.tie_embeddings else self.unembed.kernel
+        logits_NV = jnp.dot(
+            hidden_BTD.reshape(B * T, D), matrix_DV.astype(hidden_BTD.dtype), preferred_element_type=jnp.float32
+        )
+        return logical(logits_NV.reshape(B, T, -1), axes.BATCH, axes.LENGTH, axes.VOCAB)
