@@ -1,0 +1,119 @@
+"""`metrics.jsonl`: one JSON object a line, cut back to a known length when a run resumes."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.registry import trackers
+from holdfast.tracking.events import Event
+from holdfast.tracking.tracker import RunInfo, Sink, Tracker
+
+FILE_NAME = "metrics.jsonl"
+
+
+def encode(record: Mapping[str, Any]) -> str:
+    """One line of JSON: numbers in full precision, non-finite ones as null.
+
+    >>> encode({"kind": "train", "loss": float("nan"), "rows": {"a": 2}})
+    '{"kind": "train", "loss": null, "rows": {"a": 2}}'
+    """
+    return json.dumps(_plain(record), allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    # Whatever is left is a number or an array of numpy or JAX; float32 to float is exact.
+    array = np.asarray(value)
+    if array.dtype == object:
+        raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+    return _plain(array.tolist())
+
+
+def truncate(path: Path, length: int | None = None) -> int:
+    """Cut a metrics file back to a length, and to its last whole line; returns the length it has then.
+
+    Args:
+        length: bytes to keep, as a checkpoint's manifest has it; None keeps every whole line.
+    """
+    if not path.exists():
+        return 0
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        end = _whole_lines(file, size if length is None else min(size, length))
+        if end < size:
+            file.truncate(end)
+            os.fsync(file.fileno())
+    return end
+
+
+def _whole_lines(file: Any, end: int) -> int:
+    """The largest length up to `end` after which a line begins, reading backwards in blocks."""
+    block = 1 << 16
+    while end > 0:
+        start = max(0, end - block)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return int(start + newline + 1)
+        end = start
+    return 0
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics file; a torn last line, of a run that is alive or was killed, is left out."""
+    data = path.read_bytes()
+    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+
+
+@trackers.register("jsonl", help="metrics.jsonl in the run directory")
+class JsonlSink(Sink):
+    """Appends recorded events to `metrics.jsonl`, each as one whole line."""
+
+    def __init__(self, info: RunInfo) -> None:
+        self.path = info.directory / FILE_NAME
+        info.directory.mkdir(parents=True, exist_ok=True)
+        truncate(self.path)
+        # Unbuffered: a line is one write, so a killed process leaves at most one torn line.
+        self._file = self.path.open("ab", buffering=0)
+
+    def log(self, event: Event) -> None:
+        """Append one recorded event."""
+        if event.recorded:
+            line = encode(event.record()).encode() + b"\n"
+            if self._file.write(line) != len(line):
+                raise OSError(f"{self.path}: the disk took only a part of a line")
+
+    def length(self, *, durable: bool = True) -> int:
+        """Bytes written so far, on disk when this returns if `durable`: what a checkpoint's manifest keeps."""
+        if durable:
+            os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def metrics_length(tracker: Tracker) -> int | None:
+    """The durable length of a run's metrics file for a checkpoint's manifest; None when its sink has failed."""
+    sink = tracker.sink("jsonl")
+    if not isinstance(sink, JsonlSink):
+        return None
+    try:
+        return sink.length()
+    except OSError:
+        return None

@@ -1,0 +1,43 @@
+"""Weights & Biases (extra `wandb`); `WANDB_MODE=offline` keeps everything in the run directory."""
+
+import re
+
+from holdfast.registry import trackers
+from holdfast.tracking.config import require_extra
+from holdfast.tracking.events import Event, scalars
+from holdfast.tracking.tracker import RunInfo, Sink
+
+
+@trackers.register("wandb", help="Weights & Biases; needs the extra holdfast[wandb]")
+class WandbSink(Sink):
+    """Logs the numbers of recorded events as `kind/name`; the same run id goes on after a resume."""
+
+    def __init__(self, info: RunInfo) -> None:
+        require_extra("wandb")
+        import wandb
+
+        info.directory.mkdir(parents=True, exist_ok=True)
+        identity = info.id or f"{info.project}-{info.group}-{info.name}"
+        self._run = wandb.init(
+            project=info.project,
+            group=info.group,
+            name=info.name,
+            id=re.sub(r"[^\w-]", "-", identity)[-64:],
+            dir=str(info.directory),
+            resume="allow",
+            config=dict(info.config),
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        # A resumed run may log a step again; an own step axis accepts what wandb's counter would drop.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, event: Event) -> None:
+        """Log the numbers of one recorded event."""
+        if event.recorded:
+            numbers = {f"{event.kind}/{name}": value for name, value in scalars(event.values)}
+            self._run.log({"step": event.step, "tokens": event.tokens, **numbers})
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
