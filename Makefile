@@ -1,0 +1,72 @@
+# Holdfast: `make help` lists what can be made. PYTHON=python3.12 chooses the interpreter.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+QUICKSTART ?= $(BIN)/holdfast run examples/quickstart.yaml --name quickstart
+PYTEST_ARGS ?=
+
+# pip says only what went wrong, and asks nothing.
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
+STAMPS := $(VENV)/.stamps
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test slow lint format types docs docs-check bench clean
+
+help: ## list what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "Holdfast needs Python 3.11 or newer; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1 || echo missing)."; \
+		echo "Name another one: make $(or $(MAKECMDGOALS),quickstart) PYTHON=python3.12"; exit 1; }
+	@echo "Making $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/core: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@echo "Installing Holdfast (a few minutes the first time) ..."
+	@$(PIP_INSTALL) -e .
+	@touch $@
+
+$(STAMPS)/test: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@echo "Installing Holdfast and what its tests need ..."
+	@$(PIP_INSTALL) -e '.[test]'
+	@touch $@ $(STAMPS)/core
+
+$(STAMPS)/dev: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@echo "Installing Holdfast and what its developers need ..."
+	@$(PIP_INSTALL) -e '.[dev]'
+	@touch $@ $(STAMPS)/test $(STAMPS)/core
+
+quickstart: $(STAMPS)/core ## install into .venv and train a small model; the same command again resumes
+	$(QUICKSTART)
+
+test: $(STAMPS)/test ## run the tests that need nothing but Python
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+slow: $(STAMPS)/test ## run the long tests: kills, browser, SLURM
+	$(BIN)/python -m pytest -m slow -rs $(PYTEST_ARGS)
+
+lint: $(STAMPS)/dev ## check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMPS)/dev ## mend style and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMPS)/dev ## check types
+	$(BIN)/mypy
+
+docs: $(STAMPS)/core ## write docs/configuration.md from the fields of all jobs
+	$(BIN)/python tools/configuration_reference.py
+
+docs-check: $(STAMPS)/core ## fail when docs/configuration.md is not current
+	$(BIN)/python tools/configuration_reference.py --check
+
+bench: $(STAMPS)/test ## measure speed and memory
+	$(BIN)/python -m benchmarks
+
+clean: ## remove the environment and everything that was made; runs stay
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
