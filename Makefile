@@ -16,9 +16,9 @@ help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 $(STAMPS)/venv:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-		echo "Holdfast needs Python 3.11 or newer; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1 || echo missing)."; \
-		echo "Name another one: make $(or $(MAKECMDGOALS),quickstart) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || { \
+		echo "Holdfast needs Python 3.11 or newer with venv, and '$(PYTHON)' is not one. Name another:"; \
+		echo "    make $(or $(MAKECMDGOALS),quickstart) PYTHON=python3.12"; exit 1; }
 	@echo "Making $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
