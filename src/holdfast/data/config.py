@@ -45,8 +45,8 @@ class SourceConfig:
     sample_by: str = "chunk"  # txt only: a document is a chunk of paragraphs, a line or a file
     prompt: Optional[str] = None  # template of what the model is given
     answer: Optional[str] = None  # template of what it must say; directly appended to the prompt
-    choices: Optional[List[str]] = None  # templates of the possible answers
-    label: str = "label"  # the field whose value `labels` translates
+    choices: Optional[List[str]] = None  # templates of the possible answers, or one that names a field with a list
+    label: str = "label"  # the field whose value `labels` translates, or which holds the index into `choices`
     labels: Optional[Dict[str, str]] = None  # raw label -> the text that stands for it, itself a template
     group: Optional[str] = None  # template of what examples have in common (a premise); never split in two
     validation: Optional[str] = None  # path of the validation rows (hub: the split's name)
@@ -64,8 +64,8 @@ class SourceConfig:
             raise ConfigError("prompt", None, "a template, since answer, choices or labels are set", "add prompt: ...")
         if self.prompt is not None and self.text is not None:
             raise ConfigError("text", self.text, "nothing, since prompt makes this a task", "remove text or prompt")
-        if self.prompt is not None and self.answer is None and self.labels is None:
-            raise ConfigError("answer", None, "a template such as '{answer}', or labels", "add answer: ...")
+        if self.prompt is not None and self.answer is None and not self.labels and not self.choices:
+            raise ConfigError("answer", None, "a template such as '{answer}', or labels or choices", "add answer: ...")
         if self.validation_fraction is not None and not 0 < self.validation_fraction < 1:
             raise ConfigError("validation_fraction", self.validation_fraction, "a share between 0 and 1")
         for name in ("max_documents", "max_tokens"):

@@ -103,8 +103,13 @@ class SourceContext:
 class Source(Protocol):
     """A dataset that can be read again and again, always in the same order."""
 
-    name: str
-    kind: str  # "text" or "task"
+    @property
+    def name(self) -> str:
+        """What it is called in a mixture."""
+
+    @property
+    def kind(self) -> str:
+        """`text` or `task`."""
 
     def splits(self, context: SourceContext) -> tuple[str, ...]:
         """The splits that exist as such; `train` is always one."""

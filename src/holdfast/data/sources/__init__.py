@@ -6,10 +6,17 @@ from holdfast.data.config import DataConfig
 from holdfast.data.documents import Source
 from holdfast.data.sources import (  # noqa: F401 (importing them registers them)
     arithmetic,
+    fineweb,
     lists,
+    mnli,
     pycode,
     pydocs,
+    qqp,
+    siqa,
+    sst2,
+    tinystories,
 )
+from holdfast.data.sources.user import root_source, user_source
 from holdfast.errors import UserError
 from holdfast.registry import datasets
 
@@ -17,12 +24,27 @@ __all__ = ["find_source"]
 
 
 def find_source(name: str, data: DataConfig) -> Source:
-    """The source of that name."""
+    """The source of that name: the configuration's own first, then the registered ones, then `data/root`."""
+    if name in data.sources:
+        return user_source(name, data.sources[name])
     if name in datasets:
         target = datasets.get(name)
         source: Source = target() if isinstance(target, type) else target
         return source
-    known = sorted({*data.sources, *datasets.names()})
+    found = root_source(name, data)
+    if found is not None:
+        return found
+    known = sorted({*data.sources, *datasets.names(), *_folders(data)})
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UserError(f"there is no dataset {name!r}; {hint}known: {', '.join(known)}")
+    raise UserError(
+        f"there is no dataset {name!r}; {hint}known: {', '.join(known)}; or describe it under data/sources/{name}, "
+        f"or put {name}/train.jsonl into the folder that data/root (or HOLDFAST_DATA) names"
+    )
+
+
+def _folders(data: DataConfig) -> list[str]:
+    root = data.root_path()
+    if root is None or not root.is_dir():
+        return []
+    return [folder.name for folder in root.iterdir() if root_source(folder.name, data) is not None]

@@ -69,6 +69,10 @@ class LibraryTokenizer(Tokenizer):
         return str(self._rust.decode(kept, skip_special_tokens=False))
 
     def pieces(self) -> list[bytes]:
+        return self._pieces
+
+    @functools.cached_property
+    def _pieces(self) -> list[bytes]:
         spell = _byte_level if '"ByteLevel"' in json.dumps(json.loads(self._serialised)["decoder"]) else _metaspace
         pieces = [b""] * self.vocab_size
         special = {index for index, token in self._rust.get_added_tokens_decoder().items() if token.special}

@@ -1,0 +1,155 @@
+"""Templates: how a row of named fields becomes a document."""
+
+import hashlib
+import json
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from holdfast.data.documents import Document
+from holdfast.errors import ConfigError
+
+
+class BrokenRowError(Exception):
+    """A row that makes no document, and of which kind its fault is."""
+
+    def __init__(self, kind: str, detail: str = "") -> None:
+        super().__init__(kind)
+        self.kind = kind
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Template:
+    """Which fields of a row make a text, or a prompt with its answer.
+
+    Text has `text`, the name of a field; a task has `prompt`, a template, and one of: `labels`, from raw values of
+    the field `label` to answers; `choices` alone, whose index the field `label` holds; or `answer`, a template.
+    """
+
+    text: str | None = None
+    prompt: str | None = None
+    answer: str | None = None
+    choices: tuple[str, ...] = ()
+    label: str = "label"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    group: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """`text` or `task`."""
+        return "text" if self.prompt is None else "task"
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the documents that the same rows give."""
+        # The order of labels is the order of the choices, so keys are not sorted.
+        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
+
+    def document(self, row: Mapping[str, Any], id: str) -> Document:
+        """The document of a row; raises BrokenRowError."""
+        group = "" if self.group is None else fill(self.group, row)
+        if self.prompt is None:
+            return Document(id, text=_proper(_value(row, self.text or "text")), group=group)
+        prompt = _proper(fill(self.prompt, row))
+        answer, choices, label = self._answer(row)
+        return Document(id, "", prompt, _proper(answer), choices, label, group)
+
+    def _answer(self, row: Mapping[str, Any]) -> tuple[str, tuple[str, ...], int | None]:
+        if self.labels:
+            raw = str(_value(row, self.label))
+            if raw not in self.labels:
+                raise BrokenRowError(
+                    "label outside the choices", f"{self.label} is {raw!r}, not {', '.join(self.labels)}"
+                )
+            wrapped = tuple(self._wrap(text, row) for text in self.labels.values())
+            label = list(self.labels).index(raw)
+            if not self.choices:
+                return wrapped[label], wrapped, label
+            return _placed(wrapped[label], self._choices(row))
+        if self.answer is not None:
+            answer = fill(self.answer, row)
+            return _placed(answer, self._choices(row)) if self.choices else (answer, (), None)
+        choices = self._choices(row)
+        raw = str(_value(row, self.label))
+        if not raw.isdigit() or int(raw) >= len(choices):
+            raise BrokenRowError(
+                "label outside the choices", f"{self.label} is {raw!r}, choices are 0 to {len(choices) - 1}"
+            )
+        return choices[int(raw)], choices, int(raw)
+
+    def _wrap(self, text: str, row: Mapping[str, Any]) -> str:
+        """What a label stands for, put into the answer's template if there is one."""
+        text = fill(text, row)
+        return text if self.answer is None else fill(self.answer, {**row, self.label: text})
+
+    def _choices(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        if len(self.choices) == 1:
+            names = fields(self.choices[0])
+            if len(names) == 1 and isinstance(row.get(names[0]), Sequence) and not isinstance(row[names[0]], str):
+                return tuple(fill(self.choices[0], {names[0]: choice}) for choice in row[names[0]])
+        return tuple(fill(choice, row) for choice in self.choices)
+
+
+def _placed(answer: str, choices: tuple[str, ...]) -> tuple[str, tuple[str, ...], int]:
+    if answer not in choices:
+        raise BrokenRowError("label outside the choices", f"the answer {answer!r} is not among {choices!r}")
+    return answer, choices, choices.index(answer)
+
+
+def _value(row: Mapping[str, Any], name: str) -> Any:
+    value = row.get(name)
+    if value is None:
+        raise BrokenRowError("missing field", f"{name} (the row has {', '.join(map(str, row)) or 'nothing'})")
+    return value
+
+
+def _proper(text: Any) -> str:
+    if not isinstance(text, str):
+        raise BrokenRowError("text is not a text", f"it is {type(text).__name__}")
+    if not text or text.isspace():
+        raise BrokenRowError("empty text")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # half of a surrogate pair, written as an escape in JSON
+            raise BrokenRowError("invalid UTF-8", f"half a surrogate pair at character {error.start}") from None
+    return text
+
+
+def fill(template: str, row: Mapping[str, Any]) -> str:
+    """A template with the row's values in place of the names in braces.
+
+    >>> fill("{a} and {b}", {"a": 1, "b": "two"})
+    '1 and two'
+    """
+    for name in fields(template):
+        _value(row, name)
+    return template.format_map(row)
+
+
+_fields: dict[str, list[str]] = {}  # parsed templates; there are only ever a few
+
+
+def fields(template: str) -> list[str]:
+    """The names in braces.
+
+    >>> fields("{a} and {b}")
+    ['a', 'b']
+    """
+    if template not in _fields:
+        _fields[template] = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    return _fields[template]
+
+
+def check(template: str, path: str) -> None:
+    """Raise ConfigError unless a template is text with plain field names in braces."""
+    expected = "a template such as 'Question: {question}'"
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(path, template, expected, f"{error}; write {{{{ and }}}} for braces themselves") from None
+    for _, name, spec, conversion in parts:
+        if name is not None and (not name or set(name) & set(".[]") or name.isdigit() or spec or conversion):
+            raise ConfigError(path, template, expected, f"{{{name}}} is not the plain name of a field")
