@@ -1,0 +1,1 @@
+"""Evaluations of a model, and the score matrix made from them."""
