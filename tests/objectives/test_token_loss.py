@@ -1,0 +1,215 @@
+"""token_loss against the plain formulas, in values and gradients, whole and in chunks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast import registry
+from holdfast.objectives.penalties.kinds import TokenPenalty
+from holdfast.objectives.token_loss import token_kl, token_loss, token_nll
+
+R, T, D, V = 3, 10, 8, 17
+Z_LOSS, BETA = 0.1, 0.7
+
+
+@pytest.fixture(scope="module")
+def case():
+    """Random states, weights and a reference; some targets ignored, some tokens masked."""
+    random = np.random.default_rng(0)
+
+    def normal(*shape):
+        return jnp.asarray(random.normal(size=shape), jnp.float32)
+
+    targets = random.integers(0, V, (R, T))
+    targets[0, 3:6] = -1
+    return {
+        "hidden": normal(R, T, D),
+        "matrix": normal(D, V),
+        "targets": jnp.asarray(targets, jnp.int32),
+        "ce_weights": jnp.asarray(random.random((R, T)) / 20, jnp.float32),
+        "reference_hidden": normal(R, T, D),
+        "reference_matrix": normal(D, V),
+        "penalty_weights": jnp.asarray((random.random((R, T)) < 0.7) / 15, jnp.float32),
+    }
+
+
+def loss(case, hidden, matrix, name=None, *, beta=BETA, z_loss=0.0, chunk_tokens=None, **changes):
+    case = {**case, **changes}
+    return token_loss(
+        hidden,
+        matrix,
+        case["targets"],
+        case["ce_weights"],
+        z_loss=z_loss,
+        penalty=name if name is None or isinstance(name, TokenPenalty) else registry.penalties.get(name),
+        beta=beta,
+        reference_hidden=case["reference_hidden"],
+        reference_unembedding_DV=case["reference_matrix"],
+        penalty_weights=case["penalty_weights"],
+        chunk_tokens=chunk_tokens,
+    )
+
+
+def plain(case, hidden, matrix, name=None, *, beta=BETA, z_loss=0.0):
+    """The same by the textbook, differentiated by JAX."""
+    logits = hidden @ matrix
+    logp = jax.nn.log_softmax(logits)
+    reference = jax.nn.log_softmax(case["reference_hidden"] @ case["reference_matrix"])
+    index = jnp.maximum(case["targets"], 0)[..., None]
+    nll = -jnp.take_along_axis(logp, index, -1)[..., 0]
+    reference_nll = -jnp.take_along_axis(reference, index, -1)[..., 0]
+    ce_weights = case["ce_weights"] * (case["targets"] >= 0)
+    total = (ce_weights * nll).sum()
+    total += z_loss * (ce_weights * jax.nn.logsumexp(logits, axis=-1) ** 2).sum()
+    if name == "nll_difference":
+        total += beta * (ce_weights * (nll - reference_nll)).sum()
+    elif name == "forward":
+        total += beta * (case["penalty_weights"] * (jnp.exp(reference) * (reference - logp)).sum(-1)).sum()
+    elif name == "reverse":
+        total += beta * (case["penalty_weights"] * (jnp.exp(logp) * (logp - reference)).sum(-1)).sum()
+    return total
+
+
+def gradients(function, case, *args, **options):
+    value, grads = jax.jit(
+        jax.value_and_grad(lambda h, m: function(case, h, m, *args, **options), (0, 1), has_aux=function is loss)
+    )(case["hidden"], case["matrix"])
+    return (value[0] if function is loss else value), grads
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 1, 6, 13, 30])
+@pytest.mark.parametrize("name", [None, "nll_difference", "forward", "reverse"])
+def test_equals_the_plain_formula(case, name, chunk_tokens):
+    got, got_grads = gradients(loss, case, name, z_loss=Z_LOSS, chunk_tokens=chunk_tokens)
+    expected, expected_grads = gradients(plain, case, name, z_loss=Z_LOSS)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    for one, other in zip(got_grads, expected_grads, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_aux_holds_the_unweighted_parts_and_no_gradient(case):
+    total, aux = loss(case, case["hidden"], case["matrix"], "forward", z_loss=Z_LOSS)
+    np.testing.assert_allclose(total, aux.ce + Z_LOSS * aux.z + BETA * aux.penalty, rtol=1e-6)
+    zero = jax.grad(lambda h: sum(loss(case, h, case["matrix"], "forward")[1]))(case["hidden"])
+    assert not zero.any()
+
+
+def test_value_without_gradient_is_the_same(case):
+    with_gradient, _ = gradients(loss, case, "reverse", z_loss=Z_LOSS)
+    np.testing.assert_allclose(loss(case, case["hidden"], case["matrix"], "reverse", z_loss=Z_LOSS)[0], with_gradient)
+
+
+def test_the_cotangent_scales(case):
+    tripled = jax.grad(lambda h: 3 * loss(case, h, case["matrix"])[0])(case["hidden"])
+    np.testing.assert_allclose(tripled, 3 * jax.grad(lambda h: loss(case, h, case["matrix"])[0])(case["hidden"]))
+
+
+def test_ignored_targets_have_no_cross_entropy(case):
+    gradient = jax.grad(lambda h: loss(case, h, case["matrix"])[0])(case["hidden"])
+    assert not gradient[0, 3:6].any()
+    assert gradient[0, 2].any()
+    assert gradient[0, 6].any()
+
+
+def test_a_penalty_of_its_own_mask_sees_ignored_targets(case):
+    weights = jnp.ones((R, T))
+    gradient = jax.grad(lambda h: loss(case, h, case["matrix"], "forward", penalty_weights=weights)[0])(case["hidden"])
+    assert gradient[0, 3:6].any()
+    gradient = jax.grad(lambda h: loss(case, h, case["matrix"], "nll_difference")[0])(case["hidden"])
+    assert not gradient[0, 3:6].any()
+
+
+def test_a_penalty_without_formula_is_differentiated(case):
+    formula = registry.penalties.get("reverse")
+    derived = TokenPenalty(formula.value)
+    for one, other in zip(gradients(loss, case, derived)[1], gradients(loss, case, "reverse")[1], strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_beta_may_be_traced(case):
+    function = jax.jit(lambda beta: loss(case, case["hidden"], case["matrix"], "forward", beta=beta)[0])
+    for beta in (0.0, 0.5, 2.0):
+        np.testing.assert_allclose(
+            function(beta), plain(case, case["hidden"], case["matrix"], "forward", beta=beta), rtol=1e-5
+        )
+
+
+def test_flat_tokens_and_extra_axes_give_the_same(case):
+    whole = loss(case, case["hidden"], case["matrix"], "forward")[0]
+    flat = {name: value.reshape(R * T, *value.shape[2:]) for name, value in case.items() if "matrix" not in name}
+    np.testing.assert_allclose(loss({**case, **flat}, flat["hidden"], case["matrix"], "forward")[0], whole, rtol=1e-6)
+    extra = {name: value[None] for name, value in case.items() if "matrix" not in name}
+    np.testing.assert_allclose(loss({**case, **extra}, extra["hidden"], case["matrix"], "forward")[0], whole, rtol=1e-6)
+
+
+def test_bfloat16_states_have_float32_losses(case):
+    half = case["hidden"].astype(jnp.bfloat16)
+    (value, _), gradient = jax.value_and_grad(lambda h: loss(case, h, case["matrix"]), has_aux=True)(half)
+    assert value.dtype == jnp.float32
+    assert gradient.dtype == jnp.bfloat16
+    np.testing.assert_allclose(value, plain(case, case["hidden"], case["matrix"]), rtol=2e-2)
+
+
+def test_logits_of_the_batch_are_never_held():
+    tokens, width, vocabulary = 1024, 8, 1000
+    hidden, matrix = jnp.ones((1, tokens, width)), jnp.ones((width, vocabulary))
+    targets, weights = jnp.zeros((1, tokens), jnp.int32), jnp.ones((1, tokens))
+
+    def temporary_bytes(chunk_tokens):
+        def both(h, m):
+            return token_loss(
+                h,
+                m,
+                targets,
+                weights,
+                penalty=registry.penalties.get("forward"),
+                beta=0.1,
+                reference_hidden=hidden + 1,
+                reference_unembedding_DV=matrix,
+                chunk_tokens=chunk_tokens,
+            )[0]
+
+        compiled = jax.jit(jax.grad(both, (0, 1))).lower(hidden, matrix).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    logits_bytes = 4 * tokens * vocabulary
+    assert temporary_bytes(64) < logits_bytes / 2
+    assert temporary_bytes(1024) > logits_bytes
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 4])
+def test_token_nll(case, chunk_tokens):
+    nll = token_nll(case["hidden"], case["matrix"], case["targets"], chunk_tokens=chunk_tokens)
+    logp = np.asarray(jax.nn.log_softmax(case["hidden"] @ case["matrix"]))
+    for row, time in np.ndindex(R, T):
+        target = int(case["targets"][row, time])
+        assert nll[row, time] == pytest.approx(0 if target < 0 else -logp[row, time, target], abs=1e-5)
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 4])
+def test_token_kl(case, chunk_tokens):
+    both = token_kl(
+        case["hidden"],
+        case["matrix"],
+        case["reference_hidden"],
+        case["reference_matrix"],
+        chunk_tokens=chunk_tokens,
+    )
+    policy = jax.nn.log_softmax(case["hidden"] @ case["matrix"])
+    reference = jax.nn.log_softmax(case["reference_hidden"] @ case["reference_matrix"])
+    np.testing.assert_allclose(both[0], (jnp.exp(reference) * (reference - policy)).sum(-1), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(both[1], (jnp.exp(policy) * (policy - reference)).sum(-1), atol=1e-5, rtol=1e-5)
+
+
+@settings(deadline=None, max_examples=6)
+@given(rows=st.integers(1, 4), length=st.integers(1, 9), chunk_tokens=st.integers(1, 40), seed=st.integers(0, 99))
+def test_any_chunk_size_gives_every_token_once(rows, length, chunk_tokens, seed):
+    random = np.random.default_rng(seed)
+    hidden, matrix = random.normal(size=(rows, length, 4)), random.normal(size=(4, 5))
+    targets = jnp.asarray(random.integers(-1, 5, (rows, length)))
+    hidden, matrix = jnp.asarray(hidden, jnp.float32), jnp.asarray(matrix, jnp.float32)
+    whole = token_nll(hidden, matrix, targets)
+    np.testing.assert_allclose(token_nll(hidden, matrix, targets, chunk_tokens=chunk_tokens), whole, atol=1e-6)
