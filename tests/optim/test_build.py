@@ -27,19 +27,28 @@ STEPS = 20
 
 
 def parameters():
-    keys = jax.random.split(jax.random.key(0), 4)
+    # numpy draws, because compiling random numbers would take longer than all that is tested here
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
     return {
-        "embed": {"embedding": jax.random.normal(keys[0], (12, 6))},
-        "mlp": {"kernel": jax.random.normal(keys[1], (6, 8)), "bias": jnp.full((8,), 0.1)},
-        "out": {"kernel": jax.random.normal(keys[2], (8, 6)) * 0.1},
+        "embed": {"embedding": normal(12, 6)},
+        "mlp": {"kernel": normal(6, 8), "bias": jnp.full((8,), 0.1)},
+        "out": {"kernel": normal(8, 6) * 0.1},
         "norm": {"scale": jnp.ones((6,))},
     }
 
 
-def gradients(params, step):
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(100 + step), len(leaves))
-    return tree.unflatten([p + jax.random.normal(k, p.shape) for k, p in zip(keys, leaves, strict=True)])
+def noise():
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=(STEPS, *p.shape)), jnp.float32), parameters())
+
+
+def gradients(params, at_step):
+    return jax.tree.map(jnp.add, params, at_step)
+
+
+def first_gradients(params):
+    return gradients(params, jax.tree.map(lambda leaf: leaf[0], noise()))
 
 
 def schedule():
@@ -49,13 +58,15 @@ def schedule():
 def train(init, update):
     """Parameters after some steps; `update(gradients, state, params, step)` gives updates and the next state."""
 
-    def one(carry, step):
+    def one(carry, inputs):
         params, state = carry
-        updates, state = update(gradients(params, step), state, params, step)
+        step, at_step = inputs
+        updates, state = update(gradients(params, at_step), state, params, step)
         return (optax.apply_updates(params, updates), state), None
 
     params = parameters()
-    (params, _), _ = jax.jit(lambda carry: jax.lax.scan(one, carry, jnp.arange(STEPS)))((params, init(params)))
+    inputs = (jnp.arange(STEPS), noise())
+    (params, _), _ = jax.jit(lambda carry, xs: jax.lax.scan(one, carry, xs))((params, init(params)), inputs)
     return params
 
 
@@ -106,7 +117,7 @@ def test_equal_to_optax_with_a_schedule_inside(name, clip_norm):
 @pytest.mark.parametrize("name", NAMES)
 def test_decay_is_lr_times_decay_times_parameter_on_kernels_and_embeddings_only(name):
     params = parameters()
-    grads = gradients(params, 0)
+    grads = first_gradients(params)
     plain = build_optimizer(name, OptimConfig(weight_decay=0.0))
     decayed = build_optimizer(name, OptimConfig(weight_decay=0.5))
     without, _ = jax.jit(plain.update)(grads, plain.init(params), params, 0.1)
@@ -148,9 +159,10 @@ def test_mask_sees_through_flax_boxes():
 
 
 def test_muon_orthogonalises_each_scanned_layer_alone():
-    kernel = jax.random.normal(jax.random.key(1), (3, 6, 8))
+    kernel = jnp.asarray(np.random.default_rng(1).normal(size=(3, 6, 8)), jnp.float32)
     optimizer = build_optimizer("muon", OptimConfig(weight_decay=0.0, clip_norm=0.0))
 
+    @jax.jit
     def direction(params):
         return optimizer.update(params, optimizer.init(params), params, 1.0)[0]
 
@@ -165,8 +177,9 @@ def test_learning_rate_follows_the_global_step_after_a_reset():
     params = parameters()
     fresh = optimizer.init(params)
     rates = schedule()
-    early, _ = optimizer.update(gradients(params, 0), fresh, params, rates(0))
-    late, _ = optimizer.update(gradients(params, 0), fresh, params, rates(STEPS - 1))
+    update = jax.jit(optimizer.update)
+    early, _ = update(first_gradients(params), fresh, params, rates(0))
+    late, _ = update(first_gradients(params), fresh, params, rates(STEPS - 1))
     ratio = rates(STEPS - 1) / rates(0)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a * ratio, b, rtol=1e-5), early, late)
 
