@@ -33,28 +33,35 @@ class Encoded(NamedTuple):
 
 def encode_documents(documents: list[Document], tokenizer: Tokenizer) -> Encoded:
     """Tokenise documents; prompt and answer separately, so that a prompt's tokens do not depend on the answer."""
-    texts: list[str] = []
-    for document in documents:
-        texts += (document.prompt, document.text or document.answer)
-    flat, lengths = tokenizer.encode_flat(texts)
-    pairs = lengths.reshape(-1, 2)
-    records = np.empty(len(documents), RECORD)
-    records["prompt"] = pairs[:, 0]
-    records["length"] = pairs.sum(1) + 1
-    records["bytes"] = [
-        len(document.prompt.encode()) + len((document.text or document.answer).encode()) for document in documents
-    ]
-    keys = b"".join(digest(normalise(document.text or document.prompt)) for document in documents)
-    groups = b"".join(digest(document.group) if document.group else document.key for document in documents)
-    records["key"] = np.frombuffer(keys, "<u8")
-    records["group"] = np.frombuffer(groups, "<u8")
-    ends = np.cumsum(records["length"], dtype=np.int64) - 1
-    ended = np.ones(len(flat) + len(documents), bool)
-    ended[ends] = False
-    result = np.empty(len(ended), tokenizer.dtype)
-    result[ended] = flat
-    result[ends] = tokenizer.eot_id
+    records = np.zeros(len(documents), RECORD)
+    flat, lengths = tokenizer.encode_flat([document.text or document.prompt for document in documents])
+    pieces = [flat, *_answers(documents, tokenizer)]
+    is_task = np.fromiter((not document.text for document in documents), bool, len(documents))
+    records["prompt"] = np.where(is_task, lengths, 0)
+    records["length"] = lengths + np.fromiter(map(len, pieces[1:]), np.int64, len(documents))
+    records["bytes"] = [len(document.full_text.encode()) for document in documents]
+    keys = [digest(normalise(document.text or document.prompt)) for document in documents]
+    groups = (digest(document.group) if document.group else key for document, key in zip(documents, keys, strict=True))
+    records["key"] = np.frombuffer(b"".join(keys), "<u8")
+    records["group"] = np.frombuffer(b"".join(groups), "<u8")
+    ends = np.cumsum(records["length"], dtype=np.int64)
+    tails = np.concatenate(pieces[1:])  # of each document what follows its first text, the end of text included
+    is_tail = np.ones(len(flat) + len(tails), bool)
+    starts = ends - records["length"]
+    is_tail[np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(len(flat))] = False
+    result = np.empty(len(is_tail), tokenizer.dtype)
+    result[~is_tail] = flat
+    result[is_tail] = tails
     return Encoded(result, records)
+
+
+def _answers(documents: list[Document], tokenizer: Tokenizer) -> list[NDArray[Any]]:
+    """The tokens of each document's answer and the end of text; equal answers, as labels are, are encoded once."""
+    unique = {document.answer: None for document in documents}
+    flat, lengths = tokenizer.encode_flat(list(unique))
+    ended = [np.append(ids, tokenizer.eot_id) for ids in np.split(flat, np.cumsum(lengths)[:-1])]
+    of = dict(zip(unique, ended, strict=True))
+    return [of[document.answer] for document in documents]
 
 
 def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -1,5 +1,6 @@
 """Templates: how a row of named fields becomes a document."""
 
+import functools
 import hashlib
 import json
 import string
@@ -56,15 +57,24 @@ class Template:
         answer, choices, label = self._answer(row)
         return Document(id, "", prompt, _proper(answer), choices, label, group)
 
+    @functools.cached_property
+    def _fixed(self) -> tuple[str, ...]:
+        """The answers, where they are the same for all rows."""
+        varies = self.answer is not None or self.choices or any(fields(text) for text in self.labels.values())
+        return () if varies else tuple(text.format() for text in self.labels.values())
+
+    @functools.cached_property
+    def _order(self) -> dict[str, int]:
+        return {raw: index for index, raw in enumerate(self.labels)}
+
     def _answer(self, row: Mapping[str, Any]) -> tuple[str, tuple[str, ...], int | None]:
         if self.labels:
             raw = str(_value(row, self.label))
-            if raw not in self.labels:
-                raise BrokenRowError(
-                    "label outside the choices", f"{self.label} is {raw!r}, not {', '.join(self.labels)}"
-                )
-            wrapped = tuple(self._wrap(text, row) for text in self.labels.values())
-            label = list(self.labels).index(raw)
+            label = self._order.get(raw)
+            if label is None:
+                detail = f"{self.label} is {raw!r}, not {', '.join(self.labels)}"
+                raise BrokenRowError("label outside the choices", detail)
+            wrapped = self._fixed or tuple(self._wrap(text, row) for text in self.labels.values())
             if not self.choices:
                 return wrapped[label], wrapped, label
             return _placed(wrapped[label], self._choices(row))
