@@ -140,6 +140,16 @@ class CheckpointStore:
         restored = self._manager.restore(step, args=args.Composite(**{STATE: args.StandardRestore(target)}))
         return restored[STATE]
 
+    def restore_part(self, step: int, target: Any) -> Any:
+        """Some of the arrays of a step; the others are not read."""
+        args = self._ocp.args
+        part = args.PyTreeRestore(
+            target,
+            restore_args=self._ocp.checkpoint_utils.construct_restore_args(target),
+            partial_restore=True,
+        )
+        return self._manager.restore(step, args=args.Composite(**{STATE: part}))[STATE]
+
     def discard(self, step: int) -> None:
         """Set a checkpoint that cannot be read aside, so that its step can be saved again."""
         path = self.folder / str(step)

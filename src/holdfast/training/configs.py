@@ -5,9 +5,10 @@ from typing import List, Optional
 
 from holdfast import registry
 from holdfast.config import field
-from holdfast.curriculum import FadeConfig, ReplayConfig, StageConfig
+from holdfast.curriculum import FadeConfig
 from holdfast.data.sampling import DatasetStyle, Sampling
 from holdfast.errors import ConfigError
+from holdfast.training.spellings import ReplayConfig, StageConfig
 
 
 def _fineweb() -> Sampling:
@@ -55,6 +56,21 @@ class BaseTrainerConfig:
         "training/validation_steps", default=2048, help="validation rows per source, at most the split", ge=1
     )
     wandb: bool = field("logging/wandb", default=False, help="send metrics to Weights & Biases (extra: wandb)")
+
+    @property
+    def schedule_section(self) -> str:
+        """Where the shares of the schedule stand."""
+        return "training"
+
+    @property
+    def tail_pct(self) -> float:
+        """Share of the steps at a constant rate after the decay."""
+        return 0.0
+
+    @property
+    def validates_first_stage(self) -> bool:
+        """Whether periodic validation runs during the first stage."""
+        return True
 
 
 @dataclass(frozen=True)
@@ -124,6 +140,21 @@ class ABCDConfig(BaseTrainerConfig):
         help="no periodic validation during the first stage; boundaries are unaffected",
     )
     fade: FadeConfig = FadeConfig()
+
+    @property
+    def schedule_section(self) -> str:
+        """Where the shares of the schedule stand."""
+        return "optimization"
+
+    @property
+    def tail_pct(self) -> float:
+        """Share of the steps at a constant rate after the decay."""
+        return self.constant_pct
+
+    @property
+    def validates_first_stage(self) -> bool:
+        """Whether periodic validation runs during the first stage."""
+        return not self.skip_first_dataset_validation
 
 
 @dataclass(frozen=True)

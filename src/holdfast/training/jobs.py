@@ -62,9 +62,13 @@ registry.jobs.lazy(
 )
 
 
-def config_classes(job: str) -> list[type]:
-    """All classes whose fields make up a job's configuration, plug-ins' included."""
-    own = registry.jobs.config(job)
+def config_classes(job: str | type) -> list[type]:
+    """All classes whose fields make up a job's configuration, plug-ins' included.
+
+    Args:
+        job: the job's name, or its trainer's config class.
+    """
+    own = registry.jobs.config(job) if isinstance(job, str) else job
     assert own is not None, f"the job {job} was registered without a config class"
     extra = next((EXTRA[base] for base in own.__mro__ if base in EXTRA), ())
     plugins = [cls for kind in registry.KINDS.values() if kind is not registry.jobs for cls in kind.configs()]

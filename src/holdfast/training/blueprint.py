@@ -1,0 +1,49 @@
+"""Everything about a run that can be checked before a device is touched; nothing here imports JAX."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from holdfast.curriculum import Curriculum
+from holdfast.data.sources import find_source
+from holdfast.data.tokenizers import Tokenizer, load_tokenizer, model_vocab_size
+from holdfast.errors import UserError
+from holdfast.evaluation.tasks import find_task
+from holdfast.models.config import ModelSpec, resolve
+from holdfast.training.configs import BaseTrainerConfig
+from holdfast.training.settings import Settings
+
+C = TypeVar("C", bound=BaseTrainerConfig)
+
+
+@dataclass(frozen=True)
+class Blueprint(Generic[C]):
+    """A validated run: its options and what they resolve to."""
+
+    settings: Settings[C]
+    curriculum: Curriculum
+    tokenizer: Tokenizer
+    model: ModelSpec
+
+
+def draw(settings: Settings[C], curriculum: Curriculum) -> Blueprint[C]:
+    """Check the names and numbers of a run; what is wrong is a UserError that names its path."""
+    for source in curriculum.sources:
+        with _at(curriculum.spelling.data.format(curriculum.home(source))):
+            find_source(source.name, settings.data)
+    for index, name in enumerate(settings.trainer.evaluations):
+        with _at(f"eval/evaluations/{index}"):
+            find_task(name, settings.data)
+    tokenizer = load_tokenizer(settings.tokenizer)
+    model = resolve(settings.architecture, block_size=curriculum.block_size, vocab_size=model_vocab_size(tokenizer))
+    return Blueprint(settings, curriculum, tokenizer, model)
+
+
+@contextlib.contextmanager
+def _at(path: str) -> Iterator[None]:
+    """Name the config path in an error that does not."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error

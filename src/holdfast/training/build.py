@@ -1,0 +1,81 @@
+"""How a trainer's parts are built: parameters on their devices from the start, and the state around them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.linen import spmd
+from jax.sharding import NamedSharding, PartitionSpec
+
+from holdfast.models import axes
+from holdfast.models.decoder import Decoder
+from holdfast.optim import state_shardings
+from holdfast.training.state import KLDivergenceTrainState, Objective, TrainState
+
+
+def sharded_init(model: Any, key: jax.Array, *args: Any, mesh: jax.sharding.Mesh, **kwargs: Any) -> tuple[Any, Any]:
+    """Variables of a model, made on the devices that hold them, and their shardings.
+
+    Shapes come first, without memory; then the initialiser is compiled with those output shardings, so that no
+    device ever holds more than its part.
+    """
+
+    def initialise(key: jax.Array) -> Any:
+        return model.init(key, *args, **kwargs)
+
+    specs = nn.get_partition_spec(jax.eval_shape(initialise, key))
+    shardings = spmd.logical_to_mesh_sharding(specs, mesh, axes.RULES)
+    unboxed = jax.jit(lambda key: nn.meta.unbox(initialise(key)), out_shardings=shardings)
+    with mesh:
+        return unboxed(key), shardings
+
+
+def initial_state(kind: type[TrainState], objective: Objective, seed: int, mesh: jax.sharding.Mesh) -> TrainState:
+    """The state before the first step: initial weights, fresh optimizer, no reference."""
+    model = Decoder(objective.model)
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    variables, shardings = sharded_init(model, jax.random.key(seed), tokens, mesh=mesh)
+    params = variables["params"]
+    replicated = NamedSharding(mesh, PartitionSpec())
+    placed = state_shardings(objective.optimizer, params, shardings["params"], replicated)
+    opt_state = jax.jit(objective.optimizer.init, out_shardings=placed)(params)
+
+    def scalar(value: Any) -> Any:
+        return jax.device_put(value, replicated)
+
+    fields: dict[str, Any] = {
+        "step": scalar(jnp.int32(0)),
+        "apply_fn": model.apply,
+        "params": params,
+        "tx": objective.optimizer.transformation,
+        "opt_state": opt_state,
+        "skipped": scalar(jnp.int32(0)),
+        "skipped_in_a_row": scalar(jnp.int32(0)),
+        "objective": objective,
+    }
+    if issubclass(kind, KLDivergenceTrainState):
+        fields["beta"] = scalar(jnp.float32(0))
+    return kind(**fields)
+
+
+def restore_target(state: TrainState, *, reference: bool) -> dict[str, Any]:
+    """Shapes and shardings of the arrays that a checkpoint holds, with or without a reference."""
+    arrays = state.arrays()
+    arrays.pop("reference", None)
+    if reference:
+        arrays["reference"] = arrays["params"]
+    target: dict[str, Any] = jax.tree.map(abstract, arrays)
+    return target
+
+
+def abstract(leaf: Any) -> Any:
+    """An array's shape, type and sharding without its values."""
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def with_arrays(state: TrainState, arrays: dict[str, Any]) -> TrainState:
+    """The state with the arrays of a checkpoint."""
+    if isinstance(state, KLDivergenceTrainState):
+        arrays = {"reference": None, **arrays}
+    return state.replace(**arrays)

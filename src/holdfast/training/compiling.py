@@ -1,0 +1,166 @@
+"""Compiled steps of a trainer: one for each stage kind, with donated state and fixed shardings."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from holdfast.data.batches import Batch
+from holdfast.models.axes import BATCH_AXES
+from holdfast.training import build
+from holdfast.training.microbatch import device_limit, largest_fitting, needed_bytes
+from holdfast.training.state import KLDivergenceTrainState, TrainState, shardings_of
+
+if TYPE_CHECKING:
+    from holdfast.training.base import BaseTrainer
+
+
+def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """Rows of each micro-batch are spread over data × fsdp."""
+    return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
+
+
+def local_rows(mesh: jax.sharding.Mesh, shape: tuple[int, int]) -> slice:
+    """The part of B that the devices of this process hold."""
+    indices = batch_sharding(mesh).addressable_devices_indices_map(shape).values()
+    spans = [index[1].indices(shape[1])[:2] for index in indices if index is not None]
+    return slice(min(start for start, _ in spans), max(stop for _, stop in spans))
+
+
+def local_part(batch: Batch, mesh: jax.sharding.Mesh, shape: tuple[int, int]) -> Batch:
+    """The rows of a whole batch that this process holds."""
+    part = local_rows(mesh, shape)
+    return Batch(*(None if array is None else array[:, part] for array in batch))
+
+
+def place(batch: Batch, mesh: jax.sharding.Mesh, shape: tuple[int, int]) -> Batch:
+    """A batch of this process's rows as global arrays on the mesh."""
+    sharding = batch_sharding(mesh)
+
+    def put(array: Any) -> Any:
+        if array is None:
+            return None
+        return jax.make_array_from_process_local_data(sharding, array, (*shape, array.shape[-1]))
+
+    return Batch(*(put(array) for array in batch))
+
+
+class Steps:
+    """The compiled steps of a run; `compile_seconds` is what making them took.
+
+    Args:
+        trainer: whose `train_step` and `val_step` are compiled.
+    """
+
+    def __init__(self, trainer: "BaseTrainer[Any, Any]") -> None:
+        self._trainer = trainer
+        self._mesh = trainer.topology.mesh
+        self._compiled: dict[Any, Any] = {}
+        self.compile_seconds = 0.0
+        replicated = NamedSharding(self._mesh, PartitionSpec())
+        seed = trainer.settings.run.seed_of("dropout")
+        self._fold = jax.jit(lambda step: jax.random.fold_in(jax.random.key(seed), step), out_shardings=replicated)
+        # In-process collectives of several CPU devices deadlock when steps are dispatched ahead of each other.
+        self._one_at_a_time = jax.default_backend() == "cpu" and self._mesh.devices.size > 1
+
+    def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Any, dict[str, Any]]:
+        """One optimizer step; the state that goes in is used up."""
+        key = self._fold(state.step)
+        compiled = self._get("train", state, batch, key)
+        stepped: tuple[TrainState, Any, dict[str, Any]] = compiled(state, batch, key)
+        if self._one_at_a_time:
+            jax.block_until_ready(stepped)
+        return stepped
+
+    def validate(self, state: TrainState, batch: Batch) -> tuple[float, float]:
+        """Sum of the NLL and number of tokens of a validation batch."""
+        loss_sum, token_count, _ = self._get("val", state, batch)(state, batch)
+        return float(loss_sum), float(token_count)
+
+    def _get(self, kind: str, *arguments: Any) -> Any:
+        state, batch = arguments[:2]
+        has_reference = isinstance(state, KLDivergenceTrainState) and state.reference is not None
+        key = (kind, state.objective, has_reference, batch.x.shape)
+        if key not in self._compiled:
+            started = time.perf_counter()
+            lowered = lower_train if kind == "train" else lower_val
+            self._compiled[key] = lowered(self._trainer, *arguments).compile()
+            self.compile_seconds += time.perf_counter() - started
+        return self._compiled[key]
+
+    @property
+    def num_compiled(self) -> int:
+        """How many steps were compiled so far."""
+        return len(self._compiled)
+
+
+def lower_train(trainer: "BaseTrainer[Any, Any]", state: Any, batch: Any, key: Any) -> Any:
+    """The train step, lowered for these shapes and shardings."""
+    mesh, num_micro = trainer.topology.mesh, batch.x.shape[0]
+    replicated = NamedSharding(mesh, PartitionSpec())
+    jitted = jax.jit(
+        lambda state, batch, key: trainer.train_step(state, batch, key, num_micro),
+        donate_argnums=0,
+        out_shardings=(shardings_of(state), replicated, replicated),
+    )
+    with mesh:
+        return jitted.lower(state, batch, key)
+
+
+def lower_val(trainer: "BaseTrainer[Any, Any]", state: Any, batch: Any) -> Any:
+    """The validation step, lowered for these shapes and shardings."""
+    with trainer.topology.mesh:
+        return jax.jit(trainer.val_step).lower(state, batch)
+
+
+def abstract_state(trainer: "BaseTrainer[Any, Any]") -> TrainState:
+    """The largest state of the run as shapes: with a reference if any stage has one, and its penalty."""
+    state = trainer.state
+    penalised = [index for index, stage in enumerate(trainer.stages.stages) if stage.beta > 0]
+    if penalised:
+        state = state.replace(objective=trainer.objective_at(penalised[0]), reference=state.params)
+    shapes: TrainState = jax.tree.map(build.abstract, state)
+    return shapes
+
+
+def abstract_batch(trainer: "BaseTrainer[Any, Any]", shape: tuple[int, int]) -> Batch:
+    """A batch of the run as shapes."""
+    sharding = batch_sharding(trainer.topology.mesh)
+
+    def array(dtype: Any) -> Any:
+        return jax.ShapeDtypeStruct((*shape, trainer.config.block_size), dtype, sharding=sharding)
+
+    return Batch(
+        x=array(jnp.int32),
+        y=array(jnp.int32),
+        padding_mask=array(jnp.int8),
+        segment_ids=array(jnp.int32) if trainer.packed else None,
+        positions=array(jnp.int32) if trainer.packed else None,
+        penalty_mask=array(jnp.int8) if trainer.penalty_view else None,
+    )
+
+
+def step_bytes(trainer: "BaseTrainer[Any, Any]", per_device: int) -> int:
+    """Bytes of one device that a step with this micro-batch needs, from the compiler."""
+    rows = per_device * trainer.topology.num_row_shards
+    batch = abstract_batch(trainer, (trainer.config.batch_size // rows, rows))
+    replicated = NamedSharding(trainer.topology.mesh, PartitionSpec())
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated)
+    return needed_bytes(lower_train(trainer, abstract_state(trainer), batch, key).compile())
+
+
+def find_micro_batch(trainer: "BaseTrainer[Any, Any]") -> int:
+    """The largest micro-batch per shard that fits the device's memory."""
+    rows_per_shard = trainer.config.batch_size // trainer.topology.num_row_shards
+    limit = device_limit(trainer.topology.mesh)
+    size, _ = largest_fitting(rows_per_shard, limit, lambda rows: step_bytes(trainer, rows))
+    return size
+
+
+def host(metrics: Any) -> dict[str, float]:
+    """Metrics as Python numbers."""
+    return {name: np.asarray(value).item() for name, value in jax.device_get(metrics).items()}

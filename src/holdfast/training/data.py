@@ -1,0 +1,70 @@
+"""The data of a run: prepared stores of every source, as rows for training and for validation."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.curriculum import Curriculum
+from holdfast.data.batches import Batch, gather
+from holdfast.data.config import DataConfig
+from holdfast.data.plan import DataPlan, SourceSize
+from holdfast.data.prepare import prepare
+from holdfast.data.rows import Rows
+from holdfast.data.sampling import SourceKey
+from holdfast.data.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Training and validation rows of every source of a curriculum."""
+
+    train: dict[SourceKey, Rows]
+    validation: dict[SourceKey, Rows]
+
+    def plan(self, curriculum: Curriculum, seed: int, mixture_unit: str) -> DataPlan:
+        """The data plan over these rows."""
+        sizes = {
+            source: SourceSize(len(rows), rows.mean_loss_tokens, rows.prepared.fingerprint)
+            for source, rows in self.train.items()
+        }
+        return DataPlan(curriculum, seed, sizes, mixture_unit)
+
+    def held_out(self) -> dict[str, Rows]:
+        """Validation rows by dataset name, in the style in which the dataset first appears."""
+        by_name: dict[str, Rows] = {}
+        for source, rows in self.validation.items():
+            by_name.setdefault(source.name, rows)
+        return by_name
+
+
+def load_data(curriculum: Curriculum, data: DataConfig, tokenizer: Tokenizer, *, progress: bool) -> RunData:
+    """Open the stores that a curriculum needs, preparing what is missing."""
+
+    def rows(source: SourceKey, split: str) -> Rows:
+        prepared = prepare(source.name, split, data=data, tokenizer=tokenizer, progress=progress)
+        return Rows(prepared, source.style, curriculum.block_size, loss_on=data.loss_on, pad_id=tokenizer.pad_id)
+
+    return RunData(
+        train={source: rows(source, "train") for source in curriculum.sources},
+        validation={source: rows(source, "validation") for source in curriculum.sources},
+    )
+
+
+def validation_batches(rows: Rows, num_rows: int, shape: tuple[int, int], packed: bool) -> Iterator[Batch]:
+    """The first rows of a validation split as (S, B, T) batches, the last one filled up with masked rows."""
+    count = min(num_rows, len(rows))
+    per_batch = shape[0] * shape[1]
+    for start in range(0, count, per_batch):
+        chosen = np.arange(start, start + per_batch)
+        real = chosen < count
+        batch = gather([rows], np.zeros(per_batch, np.int64), np.where(real, chosen, 0), rows.block_size)
+        batch = batch._replace(padding_mask=batch.padding_mask * real[:, None].astype(np.int8))
+        if not packed:
+            batch = batch._replace(segment_ids=None, positions=None)
+        yield Batch(*(None if a is None else _shaped(a, shape) for a in batch))
+
+
+def _shaped(array: Any, shape: tuple[int, int]) -> Any:
+    return array.reshape(*shape, array.shape[-1])

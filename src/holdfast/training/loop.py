@@ -1,0 +1,369 @@
+"""The training loop: it reads from top to bottom like a recipe.
+
+fresh start: evaluate, checkpoint
+for each step: enter the stage if one begins, draw the batch, train,
+               then at that step's duties: record, validate, evaluate, checkpoint
+at the end: results and report
+"""
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from holdfast.config import to_yaml
+from holdfast.data.batches import prefetched
+from holdfast.errors import RunError
+from holdfast.execution.checkpoints import CheckpointStore
+from holdfast.execution.files import run_lock, write_atomically
+from holdfast.tracking import RunInfo, Tracker
+from holdfast.tracking.jsonl import FILE_NAME, JsonlSink, truncate
+from holdfast.training import compiling, measure, resume
+from holdfast.training.data import validation_batches
+from holdfast.training.state import KLDivergenceTrainState, copied
+from holdfast.training.step import penalty_cosine
+
+if TYPE_CHECKING:
+    from holdfast.training.base import BaseTrainer
+
+
+class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for it
+    """The run was asked to stop and has saved a checkpoint."""
+
+    def __init__(self, signal_number: int, step: int) -> None:
+        self.signal_number = signal_number
+        super().__init__(f"stopped by {signal.Signals(signal_number).name} at step {step}; the same command goes on")
+
+
+def run(trainer: "BaseTrainer[Any, Any]", parent: str | None = None, init_from: str | None = None) -> None:
+    """Train to the end, from wherever the run's checkpoints are.
+
+    Args:
+        parent: `RUN@CHECKPOINT` whose past a new run shares.
+        init_from: `RUN[@CHECKPOINT]` whose weights a new run starts from.
+    """
+    with run_lock(trainer.spec.run_dir), interrupts() as asked:
+        progress = resume.start(trainer, print, parent)
+        if init_from is not None and int(trainer.state.step) == 0:
+            weights = resume.load_weights(trainer, resume.named_checkpoint(init_from))
+            trainer.state = trainer.state.replace(params=weights)
+        already_done = trainer.done
+        truncate(trainer.spec.run_dir / FILE_NAME, progress.metrics_length)
+        write_run_files(trainer)
+        names = trainer.settings.tracking.sink_names(trainer.config.wandb)
+        tracker = Tracker.open([] if already_done else names, run_info(trainer))
+        store = CheckpointStore(trainer.checkpoint_dir, rolling=trainer.settings.run.rolling)
+        try:
+            session = Session(trainer, tracker, store, progress)
+            if already_done:
+                print(f"{trainer.spec.run_dir}: this run is finished ({trainer.stages.total_steps} steps)")
+            else:
+                session.train(asked)
+            store.wait()
+            session.finish()
+        finally:
+            store.close()
+            tracker.close()
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """Signals that ask the run to stop, as they arrive; the second one ends the process at once."""
+    asked: list[int] = []
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+        for known, handler in previous.items():
+            signal.signal(known, signal.SIG_DFL if known == number else handler)
+
+    try:
+        for number in previous:
+            signal.signal(number, handle)
+    except ValueError:  # not the main thread: a notebook's or a test's own handlers stay
+        previous = {}
+    try:
+        yield asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def write_run_files(trainer: "BaseTrainer[Any, Any]") -> None:
+    """The resolved config and the tokenizer, enough to run again and to read checkpoints."""
+    folder = trainer.spec.run_dir
+    classes = resume.trainer_classes(trainer)
+    write_atomically(folder / "config.yaml", to_yaml(trainer.settings.cfg, classes, trainer.job_name))
+    if not (folder / "tokenizer").exists():
+        trainer.tokenizer.save(folder / "tokenizer")
+
+
+def run_info(trainer: "BaseTrainer[Any, Any]") -> RunInfo:
+    """What trackers know about the run."""
+    stages, spec = trainer.stages, trainer.spec
+    return RunInfo(
+        directory=spec.run_dir,
+        name=spec.name,
+        project=spec.project,
+        group=spec.group,
+        id=spec.id,
+        total_steps=stages.total_steps,
+        tokens_per_step=stages.tokens_per_step,
+        stages=tuple((stages.stage_start(index), stage.name) for index, stage in enumerate(stages.stages)),
+        start_step=int(trainer.state.step),
+        config=resume.flat_config(trainer),
+    )
+
+
+class Clock:
+    """Seconds spent on each kind of work since it was last read."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def on(self, kind: str) -> Iterator[None]:
+        """Count the block as that kind of work."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(kind, time.perf_counter() - started)
+
+    def add(self, kind: str, seconds: float) -> None:
+        """Count seconds as that kind of work."""
+        self._spent[kind] = self._spent.get(kind, 0.0) + seconds
+
+    def read(self) -> dict[str, float]:
+        """What was spent, rounded; the clock starts again."""
+        spent, self._spent = self._spent, {}
+        return {kind: round(seconds, 4) for kind, seconds in spent.items()}
+
+
+class Session:
+    """One process's work on a run: the trainer, its compiled steps, and where results go."""
+
+    def __init__(
+        self,
+        trainer: "BaseTrainer[Any, Any]",
+        tracker: Tracker,
+        store: CheckpointStore,
+        progress: resume.Progress,
+    ) -> None:
+        self.trainer = trainer
+        self.stages = trainer.stages
+        self.agenda = trainer.agenda
+        self.tracker = tracker
+        self.store = store
+        self.progress = progress
+        self.steps = compiling.Steps(trainer)
+        self.meter = measure.Meter(trainer, progress)
+        self.clock = Clock()
+        self.pending: tuple[int, Any, dict[str, Any]] | None = None
+        self.saved_step = int(trainer.state.step) if progress.points or trainer.state.step else -1
+
+    def train(self, asked: list[int]) -> None:
+        """All steps that are left."""
+        start = int(self.trainer.state.step)
+        self.announce()
+        if self.saved_step < 0:
+            self.duties(0)
+        batches = prefetched(self.trainer.batches, start, self.trainer.settings.run.prefetch)
+        for step in range(start, self.stages.total_steps):
+            self.enter(step)
+            with self.clock.on("data"):
+                batch = compiling.place(next(batches), self.trainer.topology.mesh, self.trainer.batch_shape)
+            self.advance(step, batch)
+            self.duties(step + 1)
+            if asked:
+                self.settle()
+                self.checkpoint(step + 1, ())
+                self.store.wait()
+                raise Interrupted(asked[0], step + 1)
+
+    def announce(self) -> None:
+        """What the user should know before the first step."""
+        trainer = self.trainer
+        num_micro, rows = trainer.batch_shape
+        per_device = rows // trainer.topology.num_row_shards
+        self.tracker.message(
+            f"{trainer.spec.run_dir}: {trainer.model_spec.num_parameters():,} parameters, "
+            f"{self.stages.total_steps} steps of {self.stages.tokens_per_step:,} tokens, "
+            f"{num_micro} x {per_device} rows on each of {trainer.topology.num_row_shards} shards"
+        )
+        if "nll_difference" in trainer.penalties() and self.stages.needs_reference(0):
+            self.tracker.message(
+                "note: the penalty nll_difference has the gradient of plain training and holds nothing back; "
+                "optimization/kl/estimator: forward (or reverse) is an exact KL"
+            )
+
+    def enter(self, step: int) -> None:
+        """Take the snapshot and enter the stage that begin at this step, if any."""
+        trainer, stages = self.trainer, self.stages
+        begins = step == 0 or stages.stage_at(step) != stages.stage_at(step - 1)
+        takes = step in stages.snapshot_steps()
+        if step == 0 and stages.initial_reference:
+            assert isinstance(trainer.state, KLDivergenceTrainState)
+            source = resume.named_checkpoint(str(trainer.settings.penalty.reference_from))
+            trainer.state = trainer.state.replace(reference=resume.load_weights(trainer, source))
+        if takes:
+            assert isinstance(trainer.state, KLDivergenceTrainState)
+            trainer.state = trainer.state.snapshot()
+        if not begins:
+            return
+        index = stages.stage_at(step)
+        stage = stages.stages[index]
+        trainer.state = trainer.state.entered(stage, trainer.objective_at(index))
+        if isinstance(trainer.state, KLDivergenceTrainState) and not stages.needs_reference(index):
+            trainer.state = trainer.state.replace(reference=None)
+        record = {
+            "stage": index,
+            "name": stage.name,
+            "beta": stage.beta,
+            "reference_updated": takes,
+            "processes": jax.process_count(),
+            "devices": trainer.topology.mesh.devices.size,
+            "mesh": dict(trainer.topology.sizes),
+        }
+        self.log("stage", step, record)
+
+    def advance(self, step: int, batch: Any) -> None:
+        """One optimizer step; its metrics are fetched while the next one runs."""
+        compiled = self.steps.compile_seconds
+        started = time.perf_counter()
+        self.probe_penalty(step, batch)
+        self.trainer.state, loss, meta = self.steps.train(self.trainer.state, batch)
+        self.settle()
+        self.pending = (step + 1, loss, meta)
+        compile_seconds = self.steps.compile_seconds - compiled
+        self.clock.add("compile", compile_seconds)
+        self.clock.add("compute", time.perf_counter() - started - compile_seconds)
+
+    def probe_penalty(self, step: int, batch: Any) -> None:
+        """Name a penalty that cannot move the model away from plain training, where asked to look."""
+        trainer = self.trainer
+        state = trainer.state
+        due = trainer.settings.penalty.probe and self.agenda.records(step + 1)
+        if not due or not isinstance(state, KLDivergenceTrainState) or state.objective.penalty is None:
+            return
+        with trainer.topology.mesh:
+            cosine = float(jax.jit(penalty_cosine)(state, batch, jax.random.key(0)))
+        self.meter.penalty_cosine = cosine
+        if abs(cosine) > 1 - 1e-6:
+            self.tracker.message(
+                f"step {step + 1}: the gradient of {trainer.penalties()[0]} is parallel to the cross-entropy's "
+                f"(cosine {cosine:.6f}): it only rescales plain training"
+            )
+
+    def settle(self) -> None:
+        """Write the record of the step whose metrics are waiting, and stop a run that has gone wrong."""
+        if self.pending is None:
+            return
+        step, loss, meta = self.pending
+        self.pending = None
+        values = compiling.host({"loss": loss, **meta})
+        in_a_row = int(values["skipped_in_a_row"])
+        if self.agenda.records(step):
+            self.log("train", step, self.train_record(step, values))
+        else:
+            self.tracker.log("progress", step, self.tokens(step), {"loss": values["loss"]})
+        if in_a_row >= self.trainer.settings.run.max_skipped:
+            raise RunError(
+                f"step {step}: loss or gradient was not finite in {in_a_row} steps in a row; the updates were "
+                f"skipped and the checkpoint of step {self.saved_step} is good; lower optimization/lr, or raise "
+                "training/max_skipped_steps"
+            )
+
+    def train_record(self, step: int, values: dict[str, float]) -> dict[str, Any]:
+        """The record of one step: of this step alone, never an average."""
+        rows: dict[str, int] = {}
+        for source, count in self.trainer.plan.counts_at(step - 1).items():
+            rows[source.name] = rows.get(source.name, 0) + count
+        record = {
+            "loss": values["loss"],
+            "ce": values["ce"],
+            "penalty": values["penalty"],
+            "beta": values.get("beta", 0.0),
+            "learning_rate": values["learning_rate"],
+            "grad_norm": values["grad_norm"],
+            "rows": rows,
+            "stage": self.stages.stage_at(step - 1),
+            "skipped": int(values["skipped"]),
+            "seconds": self.clock.read(),
+        }
+        if self.meter.penalty_cosine is not None:
+            record["penalty_cosine"] = self.meter.penalty_cosine
+        return record
+
+    def duties(self, step: int) -> None:
+        """What is due after a step: record, validation, evaluation, checkpoint, in this order."""
+        validates, measures, probes = self.agenda.validates(step), self.agenda.measures(step), self.agenda.probes(step)
+        if not (validates or measures or probes or self.agenda.saves(step)):
+            return
+        self.settle()
+        tags = list(self.agenda.tags(step))
+        if validates:
+            tags += self.validate(step)
+        if measures or probes:
+            with self.clock.on("evaluation"):
+                point = self.meter.measure(step, measures)
+            self.log("evaluation", step, point)
+        if self.agenda.saves(step) or tags:
+            self.checkpoint(step, tuple(tags))
+        if measures:
+            self.meter.write_results(finished=False)
+
+    def validate(self, step: int) -> list[str]:
+        """Validation loss of every source; returns the tag of a checkpoint that is the best of its stage."""
+        trainer, losses = self.trainer, {}
+        with self.clock.on("evaluation"):
+            for name, rows in trainer.data.held_out().items():
+                total = count = 0.0
+                shape = trainer.batch_shape
+                for batch in validation_batches(rows, trainer.config.validation_steps, shape, trainer.packed):
+                    local = compiling.local_part(batch, trainer.topology.mesh, shape)
+                    loss_sum, tokens = self.steps.validate(
+                        trainer.state, compiling.place(local, trainer.topology.mesh, shape)
+                    )
+                    total, count = total + loss_sum, count + tokens
+                losses[name] = total / max(count, 1.0)
+        index = self.stages.stage_at(step - 1)
+        mixture = self.stages.stages[index].mixture
+        loss = sum(sampling.rate * losses[sampling.name] for sampling in mixture)
+        self.log("validation", step, {"loss": loss, "losses": losses, "stage": index})
+        if loss < self.progress.best.get(str(index), float("inf")):
+            self.progress.best[str(index)] = loss
+            return [f"best_{index}"]
+        return []
+
+    def checkpoint(self, step: int, tags: tuple[str, ...]) -> None:
+        """Save the state with everything that is known so far, unless this step is saved already."""
+        if step == self.saved_step:
+            return
+        with self.clock.on("checkpoint"):
+            self.log("checkpoint", step, {"tags": list(tags)})
+            sink = self.tracker.sink("jsonl")
+            if isinstance(sink, JsonlSink):
+                self.progress.metrics_length = sink.length()
+            state = self.trainer.state.arrays()
+            if jax.default_backend() == "cpu":
+                # On a CPU the writer would share the memory that the next step is given to write in.
+                state = copied(state)
+            self.store.save(step, state, resume.manifest_of(self.trainer, step, tags, self.progress))
+        self.saved_step = step
+
+    def finish(self) -> None:
+        """Results, and what the user sees of them."""
+        self.meter.write_results(finished=True)
+
+    def tokens(self, step: int) -> int:
+        """Tokens seen after a step."""
+        return step * self.stages.tokens_per_step
+
+    def log(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """One event to the trackers."""
+        self.tracker.log(kind, step, self.tokens(step), values)

@@ -1,0 +1,116 @@
+"""What a checkpoint says about itself, and whether a configuration may go on from it.
+
+The past of a run must not change. Options that only concern the future or the way of working may: later stages,
+future tokens, betas and fades, logging, evaluation, devices.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.curriculum import Curriculum
+from holdfast.data.plan import DataPlan
+from holdfast.errors import UserError
+
+# Options that never touch what has been trained so far.
+FREE = (
+    "logging/",
+    "eval/",
+    "topology/",
+    "data/root",
+    "data/cache",
+    "data/workers",
+    "data/max_broken",
+    "data/max_leak",
+    "training/validation",
+    "training/validation_steps",
+    "training/evaluate",
+    "training/skip_first_dataset_validation",
+    "training/per_device_batch_size",
+    "training/prefetch",
+    "training/max_skipped_steps",
+)
+
+# Options that describe the curriculum: the plan itself shows whether the past is the same.
+PLANNED = (
+    "training/tokens",
+    "training/dataset",
+    "training/batch_size",
+    "training/seed",
+    "training/seed_data",
+    "training/mixture_unit",
+    "training/fade/",
+    "training/replay",
+    "stages",
+    "tokenizer/",
+    "data/sources",
+    "data/max_documents",
+    "data/max_tokens",
+    "data/validation_fraction",
+    "architecture/block_size",
+    "optimization/kl/betas",
+    "optimization/kl/beta",
+    "optimization/kl/reference_update_stages",
+)
+
+# Options of the penalty: the past is the same if no step so far had one.
+PENALTY = ("optimization/kl/",)
+
+
+def past_of(curriculum: Curriculum, step: int) -> list[list[Any]]:
+    """Everything but the rows that the curriculum did before a step."""
+    entries: list[list[Any]] = [
+        ["stage", curriculum.stage_start(index), stage.beta, stage.reset_optimizer]
+        for index, stage in enumerate(curriculum.stages)
+        if curriculum.stage_start(index) < step
+    ]
+    entries += [["reference", taken] for taken in sorted(curriculum.snapshot_steps()) if taken < step]
+    # A reference that is there must stay there, and one that is not cannot be made up later.
+    entries.append(["has_reference", curriculum.has_reference(step)])
+    return entries
+
+
+def facts(plan: DataPlan, step: int) -> dict[str, Any]:
+    """The part of a manifest that decides whether another configuration has the same past."""
+    return {"plan": plan.fingerprint(step), "past": past_of(plan.curriculum, step)}
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Paths whose values differ between two flat configurations."""
+    return {path: (old.get(path), new.get(path)) for path in sorted({*old, *new}) if old.get(path) != new.get(path)}
+
+
+def check_resume(manifest: Mapping[str, Any], flat: Mapping[str, Any], plan: DataPlan) -> list[str]:
+    """Refuse a configuration with another past; otherwise say in lines what differs.
+
+    Args:
+        manifest: of the checkpoint to go on from.
+        flat: the configuration as path -> value.
+        plan: the new data plan.
+    """
+    step = manifest["step"]
+    changed = differences(manifest["config"], flat)
+    same_past = all(manifest[name] == value for name, value in facts(plan, step).items())
+    no_penalty_yet = not any(entry[0] == "stage" and entry[2] > 0 for entry in past_of(plan.curriculum, step))
+    refused = []
+    for path, (old, new) in changed.items():
+        if path.startswith(FREE):
+            continue
+        planned = path.startswith(PLANNED) and same_past
+        penalty = path.startswith(PENALTY) and no_penalty_yet
+        if not planned and not penalty:
+            refused.append(f"  {path}: was {old!r}, is {new!r}")
+    if not same_past and not refused:
+        refused.append("  the prepared data: its contents, or the tokenizer, are not what they were")
+    if refused:
+        raise UserError(
+            f"the run's checkpoint at step {step} was made with another past:\n"
+            + "\n".join(refused)
+            + "\nput these back, choose another --name, or take its weights alone with --init-from"
+        )
+    return [f"{path}: was {old!r}, is {new!r}" for path, (old, new) in changed.items()]
+
+
+def model_facts(spec: Any) -> dict[str, Any]:
+    """A model specification as plain values."""
+    return dataclasses.asdict(spec)

@@ -1,0 +1,98 @@
+"""How many rows fit on a device at once, asked of the compiler instead of tried until something is killed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import psutil
+
+from holdfast.errors import ConfigError
+
+# Share of a device's memory that a step may plan to use; the rest is for the host's own work and fragmentation.
+USABLE = 0.8
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def check_batch(batch_size: int, per_device: int, num_row_shards: int) -> None:
+    """Refuse a batch that the mesh or the micro-batch does not divide."""
+    if batch_size % num_row_shards:
+        raise ConfigError(
+            "training/batch_size",
+            batch_size,
+            f"a multiple of {num_row_shards}, the data x fsdp shards of the mesh",
+            f"set it to {-(-batch_size // num_row_shards) * num_row_shards}, or change topology/data or topology/fsdp",
+        )
+    if per_device == 0:
+        raise ConfigError("training/per_device_batch_size", 0, "-1 or at least 1", "-1 finds the largest that fits")
+    if per_device > 0 and (batch_size // num_row_shards) % per_device:
+        raise ConfigError(
+            "training/per_device_batch_size",
+            per_device,
+            f"a divisor of {batch_size // num_row_shards}, the rows of a shard",
+            "choose one of " + ", ".join(str(d) for d in divisors(batch_size // num_row_shards)),
+        )
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, the largest first.
+
+    >>> divisors(12)
+    [12, 6, 4, 3, 2, 1]
+    """
+    return [size for size in range(number, 0, -1) if number % size == 0]
+
+
+def device_limit(mesh: jax.sharding.Mesh) -> int:
+    """Bytes that one device of the mesh may use."""
+    device = mesh.devices.flat[0]
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    limit = psutil.virtual_memory().total
+    for path in _CGROUP_LIMITS:
+        text = path.read_text().strip() if path.exists() else "max"
+        if text.isdigit():
+            limit = min(limit, int(text))
+    return int(limit) // max(1, len(mesh.local_devices))
+
+
+def needed_bytes(compiled: Any) -> int:
+    """Bytes of one device that a compiled step needs.
+
+    The analysis' own peak leaves temporaries out, so its parts are summed.
+    """
+    usage = compiled.memory_analysis()
+    if usage is None:
+        return 0
+    total = (
+        usage.argument_size_in_bytes + usage.temp_size_in_bytes + usage.output_size_in_bytes - usage.alias_size_in_bytes
+    )
+    return int(total)
+
+
+def largest_fitting(rows_per_shard: int, limit: int, needs: Callable[[int], int]) -> tuple[int, int]:
+    """The largest micro-batch per shard whose step fits, and what it needs.
+
+    Memory grows with the rows nearly linearly, so each compilation predicts which size to look at next.
+
+    >>> largest_fitting(512, 1000, lambda rows: 100 + 10 * rows)
+    (64, 740)
+    """
+    sizes = divisors(rows_per_shard)
+    position = 0
+    while True:
+        size = sizes[position]
+        used = needs(size)
+        if used <= limit * USABLE:
+            return size, used
+        if position == len(sizes) - 1:
+            raise ConfigError(
+                "training/per_device_batch_size",
+                -1,
+                f"a model whose step fits {limit / 2**30:.1f} GiB a device; with one row it needs "
+                f"{used / 2**30:.1f} GiB",
+                "make the model or architecture/block_size smaller, set architecture/remat, or raise topology/fsdp",
+            )
+        fits = [p for p in range(position + 1, len(sizes)) if sizes[p] / size * used <= limit * USABLE]
+        position = fits[0] if fits else len(sizes) - 1 if position == len(sizes) - 2 else position + 1

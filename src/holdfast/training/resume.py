@@ -1,0 +1,170 @@
+"""Where a run starts: fresh, from its own newest checkpoint, or from another run's."""
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from holdfast.config import flatten
+from holdfast.errors import UserError
+from holdfast.execution.checkpoints import CheckpointInfo, CheckpointStore, find_checkpoint, list_checkpoints
+from holdfast.execution.files import write_atomically
+from holdfast.training import build
+from holdfast.training.jobs import config_classes
+from holdfast.training.manifest import check_resume, differences, facts
+
+if TYPE_CHECKING:
+    from holdfast.training.base import BaseTrainer
+
+FORMAT = 1
+
+
+@dataclass
+class Progress:
+    """What a run has found out so far; every checkpoint's manifest holds it."""
+
+    points: list[dict[str, Any]] = field(default_factory=list)  # evaluations, as in results.json
+    best: dict[str, float] = field(default_factory=dict)  # stage -> lowest validation loss
+    metrics_length: int = 0
+
+
+def manifest_of(
+    trainer: "BaseTrainer[Any, Any]", step: int, tags: Sequence[str], progress: Progress | None = None
+) -> dict[str, Any]:
+    """What the checkpoint of a step says about itself."""
+    progress = progress or Progress()
+    return {
+        "format": FORMAT,
+        "step": step,
+        "tokens": step * trainer.stages.tokens_per_step,
+        "stage": trainer.stages.stage_at(max(step - 1, 0)),
+        "tags": list(tags),
+        "config": flat_config(trainer),
+        "model": dataclasses.asdict(trainer.model_spec),
+        "tokenizer": trainer.tokenizer.fingerprint,
+        **facts(trainer.plan, step),
+        "per_device_batch_size": trainer.batch_shape[1] // trainer.topology.num_row_shards,
+        "mesh": dict(trainer.topology.sizes),
+        "processes": jax.process_count(),
+        "points": progress.points,
+        "best": progress.best,
+        "metrics_length": progress.metrics_length,
+    }
+
+
+def flat_config(trainer: "BaseTrainer[Any, Any]") -> dict[str, Any]:
+    """The run's options as path -> value."""
+    return flatten(trainer.settings.cfg, trainer_classes(trainer))
+
+
+def trainer_classes(trainer: "BaseTrainer[Any, Any]") -> list[type]:
+    """The config classes of the trainer's job."""
+    return config_classes(trainer.CONFIG)
+
+
+def load(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:
+    """Give a trainer the state of a checkpoint whose model is the same."""
+    check_model(trainer, info)
+    step = info.step
+    stage = trainer.stages.stage_at(max(step - 1, 0))
+    target = build.restore_target(trainer.state, reference=trainer.stages.has_reference(step))
+    store = CheckpointStore(info.path.parent, read_only=True)
+    try:
+        arrays = store.restore(step, target)
+    finally:
+        store.close()
+    trainer.state = build.with_arrays(trainer.state, arrays).replace(objective=trainer.objective_at(stage))
+
+
+def load_weights(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> Any:
+    """The parameters of a checkpoint alone, placed as the trainer's."""
+    check_model(trainer, info)
+    params = build.restore_target(trainer.state, reference=False)["params"]
+    store = CheckpointStore(info.path.parent, read_only=True)
+    try:
+        return store.restore_part(info.step, {"params": params})["params"]
+    finally:
+        store.close()
+
+
+def check_model(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:
+    """Refuse a checkpoint of another model or tokenizer, saying what differs."""
+    changed = differences(info.manifest["model"], dataclasses.asdict(trainer.model_spec))
+    harmless = {"remat", "scan_layers", "dtype", "dropout", "block_size"}
+    lines = [
+        f"  architecture/{name}: was {old!r}, is {new!r}"
+        for name, (old, new) in changed.items()
+        if name not in harmless or (name == "block_size" and trainer.model_spec.positions == "learned")
+    ]
+    if info.manifest["tokenizer"] != trainer.tokenizer.fingerprint:
+        lines.append("  tokenizer/name: another tokenizer than the checkpoint's")
+    if lines:
+        raise UserError(f"{info.path}: the checkpoint is of another model:\n" + "\n".join(lines))
+
+
+def named_checkpoint(text: str) -> CheckpointInfo:
+    """The checkpoint that `RUN[@NAME]` names, the newest unless named."""
+    folder, _, name = text.partition("@")
+    run_dir = Path(folder)
+    if not run_dir.is_dir():
+        raise UserError(f"{text}: there is no run folder {folder}; expected RUN or RUN@CHECKPOINT")
+    return find_checkpoint(run_dir / "checkpoints", name or "latest")
+
+
+def start(trainer: "BaseTrainer[Any, Any]", say: Any, parent: str | None = None) -> Progress:
+    """Put the trainer's state where the run goes on, and return what is known so far.
+
+    The newest checkpoint that can be read is taken; unreadable ones are set aside and named.
+
+    Args:
+        say: shows a line to the user.
+        parent: `RUN@CHECKPOINT` whose past a new run shares.
+    """
+    own = list_checkpoints(trainer.checkpoint_dir)
+    sources = own[::-1] or ([named_checkpoint(parent)] if parent else [])
+    for info in sources:
+        reuse_micro_batch(trainer, info)
+        for line in check_resume(info.manifest, flat_config(trainer), trainer.plan):
+            say(f"changed since the checkpoint: {line}")
+        try:
+            load(trainer, info)
+        except UserError:
+            raise
+        except Exception as error:  # a broken checkpoint raises whatever its broken file raises
+            say(f"checkpoint {info.step} cannot be read and is skipped: {' '.join(str(error).split())[:200]}")
+            if own:
+                store = CheckpointStore(trainer.checkpoint_dir)
+                store.discard(info.step)
+                store.close()
+            continue
+        if not own:
+            _take_over(trainer, info)
+            say(f"branched from {parent} at step {info.step}")
+        elif info.step < trainer.stages.total_steps:
+            say(f"resumed at step {info.step} of {trainer.stages.total_steps}")
+        manifest = info.manifest
+        return Progress(list(manifest["points"]), dict(manifest["best"]), manifest["metrics_length"])
+    return Progress()
+
+
+def reuse_micro_batch(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:
+    """Take the micro-batch that was found before, where the mesh is the same."""
+    same = info.manifest["mesh"] == dict(trainer.topology.sizes)
+    size = trainer.config.batch_size
+    if same and trainer.config.per_device_batch_size < 0 and info.manifest["config"]["training/batch_size"] == size:
+        rows = info.manifest["per_device_batch_size"] * trainer.topology.num_row_shards
+        trainer.__dict__["batch_shape"] = (size // rows, rows)
+
+
+def _take_over(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:
+    """Copy the parent's records and examples up to the branch into the new run's folder."""
+    parent_dir, run_dir = info.path.parent.parent, trainer.spec.run_dir
+    records = (parent_dir / "metrics.jsonl").read_bytes()[: info.manifest["metrics_length"]]
+    write_atomically(run_dir / "metrics.jsonl", records)
+    for folder in (parent_dir / "evaluations").glob("*"):
+        if folder.name.isdigit() and int(folder.name) <= info.step:
+            shutil.copytree(folder, run_dir / "evaluations" / folder.name, dirs_exist_ok=True)
