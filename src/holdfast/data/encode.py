@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from holdfast.data.documents import Document, digest, normalise
 from holdfast.data.store import RECORD
 from holdfast.data.tokenizers import Tokenizer, load_tokenizer
+from holdfast.errors import UserError
 
 BATCH_CHARACTERS = 1 << 20  # an encoding takes about 200 bytes a token while it lives
 BATCH_DOCUMENTS = 1 << 13
@@ -93,8 +95,14 @@ def encode_all(parts: Iterable[list[Document]], tokenizer: Tokenizer, workers: i
             yield from _in_order(threads, lambda batch: encode_documents(batch, tokenizer), parts, ahead=2)
         return
     spawn = multiprocessing.get_context("spawn")  # a fork would copy the locks of JAX's threads
-    with ProcessPoolExecutor(workers, spawn, _start_worker, (str(saved), os.getpid())) as processes:
-        yield from _in_order(processes, _encode_in_worker, parts, ahead=2 * workers)
+    try:
+        with ProcessPoolExecutor(workers, spawn, _start_worker, (str(saved), os.getpid())) as processes:
+            yield from _in_order(processes, _encode_in_worker, parts, ahead=2 * workers)
+    except BrokenProcessPool:
+        raise UserError(
+            f"data/workers: a tokenising process of {workers} ended before its work; set data/workers to 0, and in a "
+            "script of your own keep what runs below `if __name__ == '__main__':`"
+        ) from None
 
 
 def _in_order(

@@ -1,9 +1,10 @@
 """Datasets by name: of the configuration, built in, registered by plug-ins, or a folder under `data/root`."""
 
 import difflib
+from collections.abc import Iterator
 
 from holdfast.data.config import DataConfig
-from holdfast.data.documents import Source
+from holdfast.data.documents import Document, Source, SourceContext, read
 from holdfast.data.sources import (  # noqa: F401 (importing them registers them)
     arithmetic,
     fineweb,
@@ -20,7 +21,12 @@ from holdfast.data.sources.user import root_source, user_source
 from holdfast.errors import UserError
 from holdfast.registry import datasets
 
-__all__ = ["find_source"]
+__all__ = ["documents", "find_source"]
+
+
+def documents(name: str, split: str, data: DataConfig) -> Iterator[Document]:
+    """The documents of a split, held out where the dataset has none; broken rows are left out."""
+    return read(find_source(name, data), split, SourceContext(data))
 
 
 def find_source(name: str, data: DataConfig) -> Source:

@@ -23,7 +23,8 @@ class PyCode(LocalSource):
             text = stdlib.source_of(path)
             context.fraction = (index + 1) / len(files)
             if text:
-                yield Document(id=stdlib.name_of(path), text=text)
+                # The group is the file, as in `pydocs`, so that both hold out the same files.
+                yield Document(id=stdlib.name_of(path), text=text, group=stdlib.name_of(path))
 
     def fingerprint(self, context: SourceContext) -> str:  # noqa: ARG002
         return "pycode-1-" + stdlib.fingerprint()

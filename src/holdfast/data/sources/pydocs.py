@@ -24,9 +24,9 @@ class PyDocs(LocalSource):
         return ("train",)
 
     def documents(self, split: str, context: SourceContext) -> Iterator[Document]:  # noqa: ARG002
-        yield from _topics()
+        seen: set[str] = set()  # topics contain each other, and classes share docstrings; one copy is enough
+        yield from _topics(seen)
         files = stdlib.files()
-        seen: set[str] = set()  # some docstrings occur in many classes; one copy is enough
         for index, path in enumerate(files):
             name = stdlib.name_of(path)
             context.fraction = (index + 1) / len(files)
@@ -38,13 +38,14 @@ class PyDocs(LocalSource):
         return "pydocs-1-" + stdlib.fingerprint()
 
 
-def _topics() -> Iterator[Document]:
+def _topics(seen: set[str]) -> Iterator[Document]:
     try:
         from pydoc_data.topics import topics
     except ImportError:  # some distributions leave it out
         return
     for name, text in sorted(topics.items()):
-        for number, prose in enumerate(_joined(iter(text.split("\n\n")))):
+        paragraphs = (paragraph for paragraph in text.split("\n\n") if _is_new(paragraph, seen))
+        for number, prose in enumerate(_joined(paragraphs)):
             yield Document(id=f"topic/{name}:{number}", text=prose, group=f"topic/{name}")
 
 
@@ -61,10 +62,16 @@ def _docstrings(source: str, seen: set[str]) -> Iterator[str]:
             if prose is None or len(prose) < SHORTEST:
                 continue
             prose = inspect.cleandoc(prose)
-            key = normalise(prose)
-            if key not in seen:
-                seen.add(key)
+            if _is_new(prose, seen):
                 yield prose
+
+
+def _is_new(text: str, seen: set[str]) -> bool:
+    key = normalise(text)
+    if key in seen:
+        return False
+    seen.add(key)
+    return True
 
 
 def _joined(paragraphs: Iterator[str]) -> Iterator[str]:

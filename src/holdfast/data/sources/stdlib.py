@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3", "ensurepip"}
+SKIPPED |= {"encodings", "__phello__"}  # copies that are nearly the same
 
 
 @cache

@@ -39,6 +39,11 @@ def load_tokenizer(name: str | Path | TokenizerConfig, *, eot: str | None = None
             return BytesTokenizer()
         rust = _read_json(folder / "tokenizer.json")
         return LibraryTokenizer(rust, meta["name"], eot or meta["eot"], pad or meta["pad"])
+    if folder.suffix == ".bin" and folder.is_file():
+        from holdfast.data.tokenizers.llama2c import read_llama2c
+
+        # Its models saw <s> before every story and never </s>: that is what parts documents.
+        return LibraryTokenizer(read_llama2c(folder), str(name), eot or "<s>", pad)
     return LibraryTokenizer(_open(folder, str(name)), str(name), eot, pad)
 
 
