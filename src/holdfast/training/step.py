@@ -33,7 +33,10 @@ def train_step(
     params = optax.apply_updates(state.params, updates)
 
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)  # noqa: E731
+
+    def keep(new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
     stepped = state.replace(
         step=state.step + 1,

@@ -1,0 +1,56 @@
+"""The `holdfast` command: its commands, and how mistakes and failures end."""
+
+import sys
+from typing import Annotated, List, Optional
+
+import typer
+
+from holdfast.cli.checkpoints import checkpoints_command
+from holdfast.cli.configure import configure_command
+from holdfast.cli.jobs import jobs_command
+from holdfast.cli.prepare import prepare_command
+from holdfast.cli.run import run_command
+from holdfast.errors import RunError, UserError
+
+app = typer.Typer(
+    name="holdfast",
+    help="Train language models through a curriculum of datasets without losing what the first ones taught.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def _options(
+    plugin: Annotated[
+        Optional[List[str]],
+        typer.Option("--plugin", help="Module of your own that registers datasets, evaluations, …; repeatable."),
+    ] = None,
+) -> None:
+    from holdfast.registry import load_plugins
+
+    load_plugins(plugin or [])
+
+
+for name, command in {
+    "jobs": jobs_command,
+    "configure": configure_command,
+    "prepare": prepare_command,
+    "run": run_command,
+    "checkpoints": checkpoints_command,
+}.items():
+    app.command(name)(command)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one message and exit code 2, a failed run exit code 1."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RunError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        sys.exit(1)

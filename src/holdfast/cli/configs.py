@@ -1,0 +1,44 @@
+"""Config files on the command line: which job, which options."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from holdfast import registry
+from holdfast.config import JOB_KEY, merge, read_yaml
+from holdfast.errors import UserError
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """A job and its complete, checked options."""
+
+    job: str
+    cfg: DictConfig
+    classes: list[type]
+
+
+def read_config(path: Path, overrides: list[str]) -> JobConfig:
+    """The job that a config file is for, with its options and the overrides, validated as far as possible."""
+    values = read_yaml(path)
+    job = values.pop(JOB_KEY, None)
+    rest = []
+    for override in overrides:
+        if override.startswith(f"{JOB_KEY}="):
+            job = override.partition("=")[2]
+        else:
+            rest.append(override)
+    if not isinstance(job, str):
+        raise UserError(f"{path}: {JOB_KEY}: expected the name of a job: {', '.join(registry.jobs.names())}")
+    return job_config(job, values, rest)
+
+
+def job_config(job: str, values: dict[str, object], overrides: list[str]) -> JobConfig:
+    """A job's options: defaults, then values, then overrides."""
+    from holdfast.training.jobs import config_classes
+
+    if job not in registry.jobs:
+        registry.jobs.get(job, path=JOB_KEY)  # raises, with the nearest name
+    classes = config_classes(job)
+    return JobConfig(job, merge(classes, values, overrides), classes)
