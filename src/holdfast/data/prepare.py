@@ -29,7 +29,7 @@ from holdfast.data.progress import Progress
 from holdfast.data.sources import find_source
 from holdfast.data.store import FORMAT, RECORD, Prepared
 from holdfast.data.tokenizers import Tokenizer
-from holdfast.errors import UserError
+from holdfast.errors import ConfigError, UserError
 
 STREAM_TOKENS = 1_000_000_000  # taken from an endless stream unless data/max_tokens says otherwise
 JOURNAL_SECONDS = 2.0  # between two commits: at most this much work is lost by a kill
@@ -65,7 +65,12 @@ def prepare(source_name: str, split: str, *, data: DataConfig, tokenizer: Tokeni
     """
     job = _job(source_name, split, data, tokenizer)
     if not job.path.exists():
-        job.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            job.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                "data/cache", str(data.cache_path()), "a folder that can be written", str(error)
+            ) from None
         with _lock(job.path, progress):
             if not job.path.exists():
                 _make(job, progress)
@@ -122,8 +127,12 @@ def _make(job: _Job, progress: bool) -> None:
     if not (folder / store.LEDGER).exists():
         saved = _save_tokenizer(job)
         context = SourceContext(job.data)
-        with _Parts(folder, job) as parts, Progress(f"{job.source.name}/{job.split}", progress) as bar:
-            _fill(job, parts, context, saved, bar)
+        try:
+            with _Parts(folder, job) as parts, Progress(f"{job.source.name}/{job.split}", progress) as bar:
+                _fill(job, parts, context, saved, bar)
+        except UserError:
+            shutil.rmtree(folder)  # the user will change something: what was done is of no use
+            raise
         if parts.documents == 0:
             shutil.rmtree(folder)
             raise UserError(_nothing(job, context))

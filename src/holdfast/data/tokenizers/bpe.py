@@ -4,7 +4,8 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
 EOT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot|>", "[SEP]")
+SPLIT_CHARACTERS = 1 << 16
+LONGEST_CHARACTERS = 1 << 21  # given to the library at once; other tokenizers' texts are cut here, at a word's end
+_WORD_END = re.compile(r"\S(?= \S)|\S\n(?=\S)")
 PAD_NAMES = ("<|pad|>", "<pad>", "[PAD]", "<|padding|>")
 
 
@@ -57,11 +61,32 @@ class LibraryTokenizer(Tokenizer):
         return hashlib.sha256((special + self._serialised).encode()).hexdigest()[:32]
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+        # The library takes 500 bytes a character and one core for a long text: give it pieces instead.
+        limit = SPLIT_CHARACTERS if self._splits_freely else LONGEST_CHARACTERS
+        if all(len(text) <= limit for text in texts) and sum(map(len, texts)) <= LONGEST_CHARACTERS:
+            return self._encode(list(texts))
+        flats: list[NDArray[np.integer[Any]]] = [np.empty(0, self.dtype)]
+        lengths = np.zeros(len(texts), np.int64)
+        for part in _portions(texts, limit):
+            flat, counts = self._encode([text for _, text in part])
+            flats.append(flat)
+            np.add.at(lengths, [index for index, _ in part], counts)
+        return np.concatenate(flats), lengths
+
+    def _encode(self, texts: list[str]) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
         # The "fast" variant leaves out character offsets; its threads do not hold Python's lock.
-        ids = [encoding.ids for encoding in self._rust.encode_batch_fast(list(texts), add_special_tokens=False)]
+        ids = [encoding.ids for encoding in self._rust.encode_batch_fast(texts, add_special_tokens=False)]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         flat: NDArray[np.integer[Any]] = np.fromiter(itertools.chain.from_iterable(ids), self.dtype, int(lengths.sum()))
         return flat, lengths
+
+    @functools.cached_property
+    def _splits_freely(self) -> bool:
+        """Whether a text cut between words has the same ids: true of GPT-2's way to find words."""
+        whole = json.loads(self._serialised)
+        words = whole["pre_tokenizer"] or {}
+        plain = words.get("type") == "ByteLevel" and words.get("use_regex", True) and not words["add_prefix_space"]
+        return plain and whole["normalizer"] is None
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> str:
         special = {self.eot_id, self.pad_id}
@@ -87,6 +112,27 @@ class LibraryTokenizer(Tokenizer):
         write_whole(folder / "tokenizer.json", self._serialised)
         special = {"eot": self._rust.id_to_token(self.eot_id), "pad": self._rust.id_to_token(self.pad_id)}
         write_meta(folder, {"kind": "library", "name": self.name, **special})
+
+
+def _portions(texts: Sequence[str], limit: int) -> Iterator[list[tuple[int, str]]]:
+    """Texts cut between words after `limit` characters, each piece with its text's index, a few at a time."""
+    portion: list[tuple[int, str]] = []
+    size = 0
+    for index, text in enumerate(texts):
+        start = 0
+        while True:
+            end = _WORD_END.search(text, start + limit) if len(text) - start > limit else None
+            piece = text[start : end.end() if end else None]
+            portion.append((index, piece))
+            size += len(piece)
+            if size >= LONGEST_CHARACTERS // 2:
+                yield portion
+                portion, size = [], 0
+            if end is None:
+                break
+            start = end.end()
+    if portion:
+        yield portion
 
 
 def from_vocab_and_merges(folder: Path) -> "RustTokenizer":
