@@ -82,7 +82,7 @@ def stacked_layers(spec: ModelSpec) -> Any:
     return nn.scan(
         layer,
         variable_axes={"params": 0},
-        split_rngs={"params": True, "dropout": True},
+        split_rngs={"params": True, "dropout": spec.dropout > 0},
         in_axes=(0, nn.broadcast, nn.broadcast),
         length=spec.n_layers,
         unroll=1 if spec.scan_layers else spec.n_layers,
@@ -94,7 +94,7 @@ class Decoder(nn.Module):
     """A decoder-only transformer.
 
     `apply({"params": params}, tokens_BT)` gives logits; `method="hidden"` the states below them (for
-    `objectives.token_loss`, which never holds all logits); `method="decode"` reads tokens into a cache.
+    `objectives.token_loss`, which never holds all logits); `method="decode"` and `method="read"` go on from a cache.
     """
 
     spec: ModelSpec
@@ -141,22 +141,29 @@ class Decoder(nn.Module):
         positions_BT = jnp.arange(tokens_BT.shape[1])[None] if positions is None else positions
         return self._trunk(tokens_BT, positions_BT, segment_ids, deterministic, None)[0]
 
-    def decode(
+    def read(
         self, tokens_BT: jax.Array, cache: Cache, num_tokens_B: jax.Array | None = None
     ) -> tuple[jax.Array, Cache]:
-        """Read more tokens of each row; returns logits (B, V) for each row's next token, and the new cache.
+        """Read more tokens of each row; returns their hidden states (B, T, D) and the new cache.
 
         Rows are independent: prompts of different lengths are padded on the right to one width T and
         `num_tokens_B` says how many of the T are real (None: all). Then one token a row at a time, T = 1. What
         padding leaves in the cache lies after the row's length: it is masked until it is overwritten.
         """
-        B, T = tokens_BT.shape
-        counts_B = jnp.full((B,), T, jnp.int32) if num_tokens_B is None else num_tokens_B.astype(jnp.int32)
-        positions_BT = cache.lengths[:, None] + jnp.arange(T, dtype=jnp.int32)
+        counts_B = tokens_BT.shape[1] if num_tokens_B is None else num_tokens_B.astype(jnp.int32)
+        positions_BT = cache.lengths[:, None] + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
         x_BTD, layers = self._trunk(tokens_BT, positions_BT, None, True, (cache.keys, cache.values))
         assert layers is not None
-        last_B1D = jnp.take_along_axis(x_BTD, jnp.maximum(counts_B - 1, 0)[:, None, None], axis=1)
-        return self._logits(last_B1D)[:, 0], Cache(*layers, cache.lengths + counts_B)
+        return x_BTD, Cache(*layers, cache.lengths + counts_B)
+
+    def decode(
+        self, tokens_BT: jax.Array, cache: Cache, num_tokens_B: jax.Array | None = None
+    ) -> tuple[jax.Array, Cache]:
+        """As `read`, but returns logits (B, V) for the token after each row's last."""
+        x_BTD, new_cache = self.read(tokens_BT, cache, num_tokens_B)
+        last_B = jnp.maximum(new_cache.lengths - cache.lengths - 1, 0)
+        last_B1D = jnp.take_along_axis(x_BTD, last_B[:, None, None], axis=1)
+        return self._logits(last_B1D)[:, 0], new_cache
 
     def _trunk(
         self,
