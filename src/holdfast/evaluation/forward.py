@@ -1,0 +1,118 @@
+"""Forward passes that evaluations share, and the mesh they run on.
+
+A `Runner` holds a model, its mesh and the compiled functions, so that each shape is compiled once however often a
+run is evaluated. Functions that it compiles take the parameters first and arrays of rows after them.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from numpy.typing import NDArray
+
+from holdfast.execution.topology import Topology
+from holdfast.models.axes import BATCH_AXES
+from holdfast.models.config import ModelSpec
+from holdfast.models.decoder import Cache
+
+M = TypeVar("M")
+
+SMALLEST_WIDTH = 16
+CPU_TOKENS = 2048  # of a batch; more leave the CPU's cache and take up to three times as long for each token
+
+
+class Runner(Generic[M]):
+    """A model on a mesh.
+
+    Args:
+        model: a linen module with the methods of `Decoder`: `hidden`, `decode`.
+        spec: the model's numbers.
+        topology: where parameters are; None is one device.
+    """
+
+    def __init__(self, model: M, spec: ModelSpec, topology: Topology | None = None) -> None:
+        self.model = model
+        self.spec = spec
+        self.topology = topology
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+
+    @property
+    def row_multiple(self) -> int:
+        """The number of rows in a batch must be a multiple of this."""
+        return 1 if self.topology is None else self.topology.num_row_shards
+
+    def rows(self, wanted: int, width: int) -> int:
+        """How many rows of a width to take at once: those wanted, fewer on a CPU, divisible over the mesh."""
+        if jax.default_backend() == "cpu":
+            wanted = min(wanted, max(1, CPU_TOKENS // width))
+        return -(-wanted // self.row_multiple) * self.row_multiple
+
+    def call(self, function: Callable[..., Any], params: Any, arrays: Sequence[Any], **static: Any) -> Any:
+        """Run `function(model, spec, params, *arrays, **static)`, compiled; results are on the host.
+
+        Args:
+            params: the parameters, or several trees of them in a tuple.
+            arrays: numpy arrays whose first axis is rows, or None.
+            static: hashable settings; each combination is compiled by itself.
+        """
+        key = (function, tuple(sorted(static.items())))
+        if key not in self._compiled:
+            bound = functools.partial(function, self.model, self.spec, **static)
+            self._compiled[key] = jax.jit(bound, out_shardings=self._replicated())
+        if self.topology is None:
+            return jax.device_get(self._compiled[key](params, *arrays))
+        with jax.set_mesh(self.topology.mesh):
+            placed = [None if array is None else self._place(array) for array in arrays]
+            return jax.device_get(self._compiled[key](params, *placed))
+
+    def _replicated(self) -> NamedSharding | None:
+        return None if self.topology is None else _sharding(self.topology)
+
+    def _place(self, array: NDArray[Any]) -> jax.Array:
+        """Rows over the mesh; every process holds all of them and gives its own devices their part."""
+        assert self.topology is not None
+        sharding = _sharding(self.topology, BATCH_AXES)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _sharding(topology: Topology, *axes: Any) -> NamedSharding:
+    return NamedSharding(topology.mesh, PartitionSpec(*axes))
+
+
+def read(model: Any, params: Any, tokens_BT: jax.Array, cache: Cache, counts_B: jax.Array) -> tuple[jax.Array, Cache]:
+    """Read tokens into a cache as `Decoder.decode` does, but return the hidden state (B, T, D) of every position."""
+    (_, cache), captured = model.apply(
+        {"params": params},
+        tokens_BT,
+        cache,
+        counts_B,
+        method="decode",
+        capture_intermediates=lambda module, _: module.name == "final_norm",
+        mutable=["intermediates"],
+    )
+    return captured["intermediates"]["final_norm"]["__call__"][0], cache
+
+
+def bucket(length: int, largest: int | None = None, smallest: int = SMALLEST_WIDTH) -> int:
+    """The width of rows that hold a length: a power of two, so that few shapes are compiled.
+
+    >>> [bucket(n) for n in (1, 16, 17, 100)], bucket(100, largest=120)
+    ([16, 16, 32, 128], 120)
+    """
+    width = max(smallest, 1 << (max(length, 1) - 1).bit_length())
+    return width if largest is None else min(width, largest)
+
+
+def pad(rows: Sequence[Sequence[int]], num_rows: int, width: int, fill: int = 0) -> NDArray[np.int32]:
+    """Rows of ids as one array, padded on the right and below.
+
+    >>> pad([[1, 2], [3]], 3, 3).tolist()
+    [[1, 2, 0], [3, 0, 0], [0, 0, 0]]
+    """
+    array = np.full((num_rows, width), fill, np.int32)
+    for index, row in enumerate(rows):
+        array[index, : len(row)] = row
+    return array
