@@ -68,7 +68,9 @@ class Embedding(nn.Module):
         self.embedding = parameter(self, "embedding", init, shape, (self.axis, axes.EMBED))
 
     def __call__(self, indices_BT: jax.Array) -> jax.Array:
-        return jnp.take(self.embedding, indices_BT, axis=0, mode="clip").astype(jnp.dtype(self.spec.dtype))
+        # The table's columns are gathered, like any weight, so that the vectors stay where their rows are.
+        table = logical(self.embedding, self.axis, axes.ACTIVATION)
+        return jnp.take(table, indices_BT, axis=0, mode="clip").astype(jnp.dtype(self.spec.dtype))
 
 
 class Unembedding(nn.Module):
