@@ -1,6 +1,7 @@
 """The `holdfast` command: its commands, and how mistakes and failures end."""
 
 import sys
+from collections.abc import Callable
 from typing import Annotated, List, Optional
 
 import typer
@@ -8,6 +9,7 @@ import typer
 from holdfast.cli.checkpoints import checkpoints_command
 from holdfast.cli.configure import configure_command
 from holdfast.cli.jobs import jobs_command
+from holdfast.cli.plan import plan_command
 from holdfast.cli.prepare import prepare_command
 from holdfast.cli.run import run_command
 from holdfast.errors import RunError, UserError
@@ -34,13 +36,15 @@ def _options(
     load_plugins(plugin or [])
 
 
-for name, command in {
+COMMANDS: dict[str, Callable[..., None]] = {
     "jobs": jobs_command,
     "configure": configure_command,
+    "plan": plan_command,
     "prepare": prepare_command,
     "run": run_command,
     "checkpoints": checkpoints_command,
-}.items():
+}
+for name, command in COMMANDS.items():
     app.command(name)(command)
 
 

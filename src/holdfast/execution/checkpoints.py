@@ -79,7 +79,7 @@ def find_checkpoint(folder: Path, name: str) -> CheckpointInfo:
 def kept_steps(infos: Iterable[CheckpointInfo], rolling: int) -> set[int]:
     """Steps that pruning must leave: boundaries, the final one, the best of each stage and the newest few."""
     ordered = sorted(infos, key=lambda info: info.step)
-    kept = {info.step for info in ordered[-rolling:]}
+    kept = {info.step for info in ordered[len(ordered) - rolling :]}
     newest_best: dict[str, int] = {}
     for info in ordered:
         for tag in info.tags:
@@ -100,7 +100,9 @@ class CheckpointStore:
 
     def __init__(self, folder: Path, *, rolling: int = 2, read_only: bool = False) -> None:
         import orbax.checkpoint as ocp
+        from absl import logging
 
+        logging.set_verbosity(logging.ERROR)  # Orbax warns of what we ask it for
         self._ocp = ocp
         self.folder = folder.absolute()
         self.rolling = rolling

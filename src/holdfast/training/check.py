@@ -14,5 +14,5 @@ def checked(job: str, cfg: DictConfig) -> Blueprint[Any]:
     """The blueprint of a job with these options; what is wrong is a UserError that names its path."""
     config = registry.jobs.config(job)
     assert config is not None, f"the job {job} was registered without a config class"
-    settings = Settings.read(config, cfg)
+    settings: Settings[Any] = Settings.read(config, cfg)
     return draw(settings, curriculum_for(settings))

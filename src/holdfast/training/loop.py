@@ -47,6 +47,7 @@ def run(trainer: "BaseTrainer[Any, Any]", parent: str | None = None, init_from: 
         init_from: `RUN[@CHECKPOINT]` whose weights a new run starts from.
     """
     with run_lock(trainer.spec.run_dir), interrupts() as asked:
+        assert trainer.plan, "data is prepared before anything else"
         progress = resume.start(trainer, print, parent)
         if init_from is not None and int(trainer.state.step) == 0:
             weights = resume.load_weights(trainer, resume.named_checkpoint(init_from))

@@ -81,9 +81,7 @@ class Meter:
         datasets = [[sampling.name for sampling in stage.mixture] for stage in stages]
         tasks = task_names(self.trainer.config.evaluations, datasets)
         points = [Point.from_dict(point) for point in self.progress.points]
-        chance = {
-            task: facts["chance"] for point in self.progress.points for task, facts in point["facts"].items()
-        }
+        chance = {task: facts["chance"] for point in self.progress.points for task, facts in point["facts"].items()}
         return ScoreMatrix.from_points(
             points,
             [stage.name for stage in stages],

@@ -1,0 +1,105 @@
+"""Running `holdfast` in processes that are killed, for tests of exact resuming."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+COMMAND = [sys.executable, "-m", "holdfast"]
+
+
+def environment(cache: Path, devices: int = 1) -> dict[str, str]:
+    """The environment of a child: a cache of its own, and that many virtual devices."""
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return {**os.environ, "HOLDFAST_CACHE": str(cache), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+
+
+def start(config: Path, out: Path, env: dict[str, str], *extra: str) -> subprocess.Popen[bytes]:
+    """A run in a process of its own."""
+    command = [*COMMAND, "run", str(config), "--out", str(out), "--name", "run", *extra]
+    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def finish(config: Path, out: Path, env: dict[str, str], *extra: str) -> Path:
+    """Run to the end; returns the run's folder."""
+    process = start(config, out, env, *extra)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors.decode()[-3000:]
+    return out / "general" / "default" / "run"
+
+
+def last_step(run_dir: Path) -> int:
+    """The newest step in the records, 0 where there are none."""
+    try:
+        lines = (run_dir / "metrics.jsonl").read_bytes().splitlines()
+    except FileNotFoundError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except ValueError:
+            continue
+    return 0
+
+
+def kill_at_random(config: Path, out: Path, env: dict[str, str], times: int, seed: int, total_steps: int) -> int:
+    """Start a run and kill it, again and again, at random instants; returns how often it was killed."""
+    chance = random.Random(seed)
+    run_dir, killed = out / "general" / "default" / "run", 0
+    for attempt in range(times):
+        process = start(config, out, env)
+        # Past the point where the one before was killed, so that the whole run is covered; then at any instant.
+        goal = last_step(run_dir) + chance.randint(1, max(1, total_steps // times))
+        while process.poll() is None and last_step(run_dir) < min(goal, total_steps - 1) and attempt:
+            time.sleep(0.01)
+        if attempt == 0:
+            time.sleep(chance.uniform(0.5, 6.0))
+        time.sleep(chance.uniform(0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        killed += process.returncode == -signal.SIGKILL
+    return killed
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    """Training loss of every recorded step, each once."""
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = [record["step"] for record in records if record["kind"] == "train"]
+    assert len(steps) == len(set(steps)), "a step was recorded twice"
+    return {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
+
+
+READ_STATE = """
+import sys, numpy as np, orbax.checkpoint as ocp, jax
+tree = ocp.StandardCheckpointer().restore(sys.argv[1])
+flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+np.savez(sys.argv[2], **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in flat})
+"""
+
+
+def final_arrays(run_dir: Path, env: dict[str, str], target: Path) -> dict[str, "np.ndarray"]:
+    """Every array of the newest checkpoint, read in a process with the devices that wrote it."""
+    newest = max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
+    state = run_dir / "checkpoints" / str(newest) / "state"
+    subprocess.run([sys.executable, "-c", READ_STATE, str(state), str(target)], env=env, check=True)
+    with np.load(target) as arrays:
+        return dict(arrays)
+
+
+def assert_identical(first: Path, second: Path, env: dict[str, str], scratch: Path) -> None:
+    """Losses, final parameters and scores of two runs are equal to the last bit."""
+    assert losses(first) == losses(second)
+    one = final_arrays(first, env, scratch / "first.npz")
+    two = final_arrays(second, env, scratch / "second.npz")
+    assert one.keys() == two.keys()
+    for name in one:
+        assert one[name].tobytes() == two[name].tobytes(), name
+    if (first / "results.json").exists():
+        results = [json.loads((path / "results.json").read_text()) for path in (first, second)]
+        assert results[0]["matrix"] == results[1]["matrix"]
