@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from training import killing
 
 pytestmark = pytest.mark.slow

@@ -44,7 +44,7 @@ def make_trainer(job: str, cfg: DictConfig, spec: ExecutionSpec) -> Any:
 
 def use_compilation_cache(cfg: DictConfig) -> None:
     """Keep compiled steps in the cache folder, so that a second start is quick."""
-    if jax.config.read("jax_compilation_cache_dir") is None:
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # flags are made at run time
         folder = configure(DataConfig, cfg).cache_path() / "compiled"
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
