@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from holdfast.data.documents import Document
 from holdfast.data.tokenizers import Tokenizer
-from holdfast.evaluation.forward import Runner, bucket, pad, read
+from holdfast.evaluation.forward import Runner, bucket, pad
 from holdfast.models.config import ModelSpec
 from holdfast.models.decoder import init_cache, unembedding
 
@@ -186,7 +186,7 @@ def choice_scores(
         hidden_BPD, cache = model.apply({"params": params}, prompts_BP, method="hidden"), None
     else:
         empty = init_cache(spec, B, P + N - 1)
-        hidden_BPD, cache = read(model, params, prompts_BP, empty, prompt_lengths_B)
+        hidden_BPD, cache = model.apply({"params": params}, prompts_BP, empty, prompt_lengths_B, method="read")
     last_B = prompt_lengths_B - 1
     last_BD = jnp.take_along_axis(hidden_BPD, last_B[:, None, None], axis=1)[:, 0]
     total, greedy = _score_tokens(last_BD[:, None], matrix_DV, own_BCN[:, :, 0].T[:, :, None], own_lengths_BC.T > 0)
@@ -202,7 +202,7 @@ def choice_scores(
 
         def rest(choice: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             own_BN, lengths_B = choice
-            hidden, _ = read(model, params, own_BN[:, :-1], kept, jnp.maximum(lengths_B - 1, 0))
+            hidden, _ = model.apply({"params": params}, own_BN[:, :-1], kept, method="read")
             counted = jnp.arange(1, N) < lengths_B[:, None]
             scored = _score_tokens(hidden, matrix_DV, own_BN[None, :, 1:], counted[None])
             return scored[0][0], scored[1][0]

@@ -44,4 +44,6 @@ class EvaluationConfig:
     probe_window: int = field(
         "eval/probe_window", default=64, ge=1, help="steps before and after a boundary that are probed"
     )
-    probe_rows: int = field("eval/probe_rows", default=16, ge=1, help="held-out rows per dataset of a probe")
+    probe_rows: int = field(
+        "eval/probe_rows", default=16, ge=1, help="examples per evaluation and held-out rows per dataset of a probe"
+    )

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from holdfast.execution.topology import Topology
 from holdfast.models.axes import BATCH_AXES
 from holdfast.models.config import ModelSpec
-from holdfast.models.decoder import Cache
 
 M = TypeVar("M")
 
@@ -28,7 +27,7 @@ class Runner(Generic[M]):
     """A model on a mesh.
 
     Args:
-        model: a linen module with the methods of `Decoder`: `hidden`, `decode`.
+        model: a linen module with the methods of `Decoder`: `hidden`, `read`, `decode`.
         spec: the model's numbers.
         topology: where parameters are; None is one device.
     """
@@ -58,15 +57,25 @@ class Runner(Generic[M]):
             arrays: numpy arrays whose first axis is rows, or None.
             static: hashable settings; each combination is compiled by itself.
         """
+        return jax.device_get(self.start(function, params, arrays, self._replicated(), **static))
+
+    def start(
+        self, function: Callable[..., Any], params: Any, arrays: Sequence[Any], out_shardings: Any = None, **static: Any
+    ) -> Any:
+        """As `call`, but results stay on the devices, and arrays may be there already."""
         key = (function, tuple(sorted(static.items())))
         if key not in self._compiled:
             bound = functools.partial(function, self.model, self.spec, **static)
-            self._compiled[key] = jax.jit(bound, out_shardings=self._replicated())
+            self._compiled[key] = jax.jit(bound, out_shardings=out_shardings)
         if self.topology is None:
-            return jax.device_get(self._compiled[key](params, *arrays))
+            return self._compiled[key](params, *arrays)
         with jax.set_mesh(self.topology.mesh):
-            placed = [None if array is None else self._place(array) for array in arrays]
-            return jax.device_get(self._compiled[key](params, *placed))
+            placed = [self._place(array) if isinstance(array, np.ndarray) else array for array in arrays]
+            return self._compiled[key](params, *placed)
+
+    def replicated_first(self, others: int) -> Any:
+        """Shardings of a result whose first part every process can see whole; the other parts lie as they fall."""
+        return None if self.topology is None else (self._replicated(), *([None] * others))
 
     def _replicated(self) -> NamedSharding | None:
         return None if self.topology is None else _sharding(self.topology)
@@ -80,20 +89,6 @@ class Runner(Generic[M]):
 
 def _sharding(topology: Topology, *axes: Any) -> NamedSharding:
     return NamedSharding(topology.mesh, PartitionSpec(*axes))
-
-
-def read(model: Any, params: Any, tokens_BT: jax.Array, cache: Cache, counts_B: jax.Array) -> tuple[jax.Array, Cache]:
-    """Read tokens into a cache as `Decoder.decode` does, but return the hidden state (B, T, D) of every position."""
-    (_, cache), captured = model.apply(
-        {"params": params},
-        tokens_BT,
-        cache,
-        counts_B,
-        method="decode",
-        capture_intermediates=lambda module, _: module.name == "final_norm",
-        mutable=["intermediates"],
-    )
-    return captured["intermediates"]["final_norm"]["__call__"][0], cache
 
 
 def bucket(length: int, largest: int | None = None, smallest: int = SMALLEST_WIDTH) -> int:

@@ -1,0 +1,201 @@
+"""The evaluator: a model's answers to the questions of its tasks, and its loss on held-out rows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from holdfast.data.config import DataConfig
+from holdfast.data.documents import Document
+from holdfast.data.rows import Rows
+from holdfast.data.tokenizers import Tokenizer
+from holdfast.errors import UserError
+from holdfast.evaluation import choice, generate
+from holdfast.evaluation.config import EvaluationConfig
+from holdfast.evaluation.forward import Runner
+from holdfast.evaluation.perplexity import held_out
+from holdfast.evaluation.results import (
+    MEASURES,
+    Example,
+    TaskResult,
+    forgotten,
+    merged,
+    numbers,
+    read_examples,
+    task_result,
+    write_examples,
+)
+from holdfast.evaluation.tasks.base import Task, find_task, subset
+from holdfast.execution.topology import Topology
+from holdfast.models.config import ModelSpec
+
+M = TypeVar("M")
+
+__all__ = ["Evaluator", "Example", "TaskResult", "forgotten", "read_examples", "write_examples"]
+
+
+class Evaluator(Generic[M]):
+    """Evaluates parameters of one model; examples are read and functions compiled once, when first needed.
+
+    Args:
+        model: a linen module with the methods of `Decoder`.
+        spec: the model's numbers.
+        tasks: evaluations, by name or as they are.
+        rows: held-out rows of datasets, by name.
+        max_rows: rows measured of each dataset, the first ones; None is all.
+        topology: where the parameters are; None is one device.
+        data: where the tasks' examples come from.
+    """
+
+    def __init__(
+        self,
+        model: M,
+        spec: ModelSpec,
+        tokenizer: Tokenizer,
+        config: EvaluationConfig,
+        *,
+        tasks: Sequence[str | Task] = (),
+        rows: Mapping[str, Rows] | None = None,
+        max_rows: int | None = None,
+        topology: Topology | None = None,
+        data: DataConfig | None = None,
+    ) -> None:
+        self.spec = spec
+        self.tokenizer = tokenizer
+        self.config = config
+        self.data = data or DataConfig()
+        found = (find_task(task, self.data) if isinstance(task, str) else task for task in tasks)
+        self.tasks = {task.name: task for task in found}
+        self.rows = dict(rows or {})
+        self.max_rows = max_rows
+        self.runner: Runner[M] = Runner(model, spec, topology)
+        self._examples: dict[str, list[Document]] = {}
+        self._questions: dict[tuple[str, int | None], list[choice.Question]] = {}
+
+    def evaluate(
+        self,
+        params: Any,
+        reference: Any = None,
+        *,
+        tasks: Sequence[str] | None = None,
+        datasets: Sequence[str] | None = None,
+    ) -> dict[str, TaskResult]:
+        """Every task and dataset, or those named; a name that is both has one result.
+
+        Args:
+            reference: parameters that divergences are measured against, if any.
+        """
+        return self._results(params, reference, tasks, datasets, self.config.limit, self.max_rows)
+
+    def probe(
+        self,
+        params: Any,
+        reference: Any = None,
+        *,
+        tasks: Sequence[str] | None = None,
+        datasets: Sequence[str] | None = None,
+    ) -> dict[str, TaskResult]:
+        """As `evaluate`, on few examples and rows: always the same `eval/probe_rows` of each."""
+        few = self.config.probe_rows
+        return self._results(params, reference, tasks, datasets, few, few)
+
+    def _results(
+        self,
+        params: Any,
+        reference: Any,
+        tasks: Sequence[str] | None,
+        datasets: Sequence[str] | None,
+        num_examples: int | None,
+        num_rows: int | None,
+    ) -> dict[str, TaskResult]:
+        results: dict[str, TaskResult] = {}
+        for name in self.tasks if tasks is None else _known(tasks, self.tasks, "evaluation"):
+            results[name] = self._ask(params, self.tasks[name], num_examples)
+        for name in self.rows if datasets is None else _known(datasets, self.rows, "dataset"):
+            measured = self._measure(params, reference, name, num_rows)
+            results[name] = merged(results[name], measured) if name in results else measured
+        return results
+
+    def examples(self, name: str, limit: int | None = None) -> list[Document]:
+        """The questions of a task; with a limit, the first of its seeded order."""
+        if name not in self._examples:
+            self._examples[name] = self.tasks[name].examples(self.data, self.config.limit, self.config.seed)
+        return subset(self._examples[name], limit, self.config.seed)
+
+    def _ask(self, params: Any, task: Task, limit: int | None) -> TaskResult:
+        documents = self.examples(task.name, limit)
+        kind = self.config.kind or task.kind
+        if kind == "choice" and not all(len(each.choices) > 1 for each in documents):
+            kind = "generate"  # nothing to choose from
+        answer: Callable[[], list[Example]] = {
+            "choice": lambda: self._choose(params, task.name, documents, limit),
+            "generate": lambda: self._generate(params, documents),
+        }[kind]
+        return task_result(task.name, kind, answer(), self.config.seed)
+
+    def _choose(self, params: Any, name: str, documents: Sequence[Document], limit: int | None) -> list[Example]:
+        key = (name, limit)
+        if key not in self._questions:
+            self._questions[key] = choice.questions(
+                documents, self.tokenizer, self.spec.block_size, self.config.end_of_text
+            )
+        scored = choice.score(self.runner, params, self._questions[key], self.config.batch_size)
+        return [self._chosen(each, scores) for each, scores in zip(documents, scored, strict=True)]
+
+    def _chosen(self, document: Document, scored: choice.Scores) -> Example:
+        sizes = [max(len(text.encode()), 1) for text in document.choices]
+        label = document.choices.index(document.answer) if document.label is None else document.label
+        example = Example(
+            id=document.id,
+            prompt=document.prompt,
+            answer=document.choices[label],
+            chosen=None,
+            right=False,
+            group=document.group,
+            choices=document.choices,
+            label=label,
+            scores=numbers(scored.log_likelihood),
+            per_byte=numbers(scored.log_likelihood / sizes),
+        )
+        index = example.choose(example.scores if self.config.normalise == "raw" else example.per_byte)
+        if index is None:
+            return example
+        return Example(**{**example.__dict__, "chosen": document.choices[index], "right": index == label})
+
+    def _generate(self, params: Any, documents: Sequence[Document]) -> list[Example]:
+        said = generate.answers(self.runner, params, self.tokenizer, documents, self.config)
+        return [
+            Example(
+                id=document.id,
+                prompt=document.prompt,
+                answer=document.answer,
+                chosen=text,
+                right=generate.exact_match(text, document.answer),
+                group=document.group,
+                choices=document.choices,
+                label=document.label,
+            )
+            for document, text in zip(documents, said, strict=True)
+        ]
+
+    def _measure(self, params: Any, reference: Any, name: str, limit: int | None) -> TaskResult:
+        found = held_out(
+            self.runner,
+            params,
+            self.rows[name],
+            limit=limit,
+            batch_size=self.config.batch_size,
+            reference=reference,
+        )
+        return TaskResult(
+            name,
+            measures={**dict.fromkeys(MEASURES), **found.measures()},
+            intervals=found.intervals(self.config.seed),
+            num_rows=len(found.indices),
+            num_tokens=int(found.tokens.sum()),
+        )
+
+
+def _known(names: Sequence[str], known: Mapping[str, Any], kind: str) -> Sequence[str]:
+    for name in names:
+        if name not in known:
+            raise UserError(f"there is no {kind} {name!r} in this run; known: {', '.join(known) or 'none'}")
+    return names
