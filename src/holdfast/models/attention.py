@@ -7,7 +7,8 @@ Shapes: B rows, T queries, S keys, H query heads, G key/value heads, R = H / G q
 K head size.
 """
 
-from typing import Literal, NamedTuple
+import functools
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +46,6 @@ def fused_attention(
     )
 
 
-def chunk_length(length: int) -> int:
-    """Queries in one chunk: small enough to skip most masked keys, few enough chunks to compile quickly."""
-    return max(64, -(-length // 16))
-
-
 def chunked_attention(
     q_BTHK: jax.Array,
     k_BTGK: jax.Array,
@@ -58,41 +54,103 @@ def chunked_attention(
     chunk: int | None = None,
 ) -> jax.Array:
     """Attention for CPUs: chunks of queries, each against only the keys that it may see."""
-    B, T, H, K = q_BTHK.shape
-    G = k_BTGK.shape[2]
-    chunk = chunk_length(T) if chunk is None else chunk
-    q_BGRTK = q_BTHK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4)
-    k_BGTK, v_BGTK = k_BTGK.swapaxes(1, 2), v_BTGK.swapaxes(1, 2)
-    outputs = []
-    for start in range(0, T, chunk):
-        end = min(start + chunk, T)
+    return _chunked(q_BTHK, k_BTGK, v_BTGK, segment_ids_BT, chunk or chunk_length(q_BTHK.shape[1]))
+
+
+def chunk_length(length: int) -> int:
+    """Queries in one chunk: small enough to skip most masked keys, few enough chunks to compile quickly."""
+    return max(64, -(-length // 16))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _chunked(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, chunk: int) -> jax.Array:
+    return _chunked_forward(q, k, v, segment_ids, chunk)[0]
+
+
+def _chunked_forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, chunk: int
+) -> tuple[jax.Array, Any]:
+    q_BGRTK, k_BGTK, v_BGTK = _by_head(q, k.shape[2]), k.swapaxes(1, 2), v.swapaxes(1, 2)
+    outputs, saved = [], []
+    for start, end in _spans(q.shape[1], chunk):
         mask = (jnp.arange(start, end)[:, None] >= jnp.arange(end)[None, :])[None]
-        if segment_ids_BT is not None:
-            mask &= segment_ids_BT[:, start:end, None] == segment_ids_BT[:, None, :end]
-        outputs.append(_attend(q_BGRTK[..., start:end, :], k_BGTK[..., :end, :], v_BGTK[..., :end, :], mask))
-    return jnp.concatenate(outputs, axis=3).transpose(0, 3, 1, 2, 4).reshape(B, T, H, K)
+        if segment_ids is not None:
+            mask &= segment_ids[:, start:end, None] == segment_ids[:, None, :end]
+        weights, sums = _weights(q_BGRTK[..., start:end, :], k_BGTK[:, :, :end], mask)
+        outputs.append(_mix(weights, sums, v_BGTK[:, :, :end]))
+        saved.append((weights, sums))
+    mixed_BGRTK = jnp.concatenate(outputs, axis=3)
+    return _by_time(mixed_BGRTK), (q_BGRTK, k_BGTK, v_BGTK, mixed_BGRTK, saved)
 
 
-def _attend(q_BGRTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, mask_BTS: jax.Array) -> jax.Array:
-    """Softmax attention of some queries over some keys, scores in float32."""
+def _chunked_backward(chunk: int, saved: Any, dout: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    """The backward pass of softmax attention; all it needs of the weights is their unnormalised form.
+
+    With o = w·v / s, and do' = do / s: dv = wᵀ·do', and the scores' gradient is w ⊙ (do'·vᵀ − ⟨do', o⟩), in
+    which the last term is a product of two small rows instead of two long ones.
+    """
+    q_BGRTK, k_BGTK, v_BGTK, mixed_BGRTK, chunks = saved
+    dout_BGRTK = _by_head(dout, k_BGTK.shape[1])
+    B, G, R, _, K = q_BGRTK.shape
+    dq, dk, dv = [], jnp.zeros_like(k_BGTK), jnp.zeros_like(v_BGTK)
+    for (start, end), (weights, sums) in zip(_spans(dout.shape[1], chunk), chunks, strict=True):
+        C = end - start
+        part, flat = (slice(None),) * 3 + (slice(start, end),), (B, G, R * C, K)
+        scaled = dout_BGRTK[part] / sums
+        inner = (scaled * mixed_BGRTK[part]).astype(jnp.float32).sum(-1, keepdims=True)
+        scaled_BGNK = scaled.astype(dout.dtype).reshape(flat)
+        weights_BGNS = weights.reshape(B, G, R * C, end)
+        dweights = jnp.einsum("bgnk,bgsk->bgns", scaled_BGNK, v_BGTK[:, :, :end], preferred_element_type=jnp.float32)
+        dscores = weights_BGNS * (dweights - inner.reshape(B, G, R * C, 1)) * K**-0.5
+        dscores = dscores.astype(dout.dtype)
+        dq.append(jnp.einsum("bgns,bgsk->bgnk", dscores, k_BGTK[:, :, :end]).reshape(B, G, R, C, K))
+        dk = dk.at[:, :, :end].add(jnp.einsum("bgns,bgnk->bgsk", dscores, q_BGRTK[part].reshape(flat)))
+        dv = dv.at[:, :, :end].add(jnp.einsum("bgns,bgnk->bgsk", weights_BGNS, scaled_BGNK))
+    return _by_time(jnp.concatenate(dq, axis=3)), dk.swapaxes(1, 2), dv.swapaxes(1, 2), None
+
+
+_chunked.defvjp(_chunked_forward, _chunked_backward)
+
+
+def _spans(length: int, chunk: int) -> list[tuple[int, int]]:
+    return [(start, min(start + chunk, length)) for start in range(0, length, chunk)]
+
+
+def _by_head(x_BTHK: jax.Array, groups: int) -> jax.Array:
+    B, T, H, K = x_BTHK.shape
+    return x_BTHK.reshape(B, T, groups, H // groups, K).transpose(0, 2, 3, 1, 4)
+
+
+def _by_time(x_BGRTK: jax.Array) -> jax.Array:
+    B, G, R, T, K = x_BGRTK.shape
+    return x_BGRTK.transpose(0, 3, 1, 2, 4).reshape(B, T, G * R, K)
+
+
+def _weights(q_BGRTK: jax.Array, k_BGSK: jax.Array, mask_BTS: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Softmax weights before normalisation, in the inputs' type, and their sums in float32."""
     B, G, R, T, K = q_BGRTK.shape
     # Heads that share a key head become more rows of one matrix product.
-    q_BGNK = q_BGRTK.reshape(B, G, R * T, K)
-    scores = jnp.einsum("bgnk,bgsk->bgns", q_BGNK * K**-0.5, k_BGSK, preferred_element_type=jnp.float32)
-    scores_BGRTS = scores.reshape(B, G, R, T, -1)
-    weights = jax.nn.softmax(jnp.where(mask_BTS[:, None, None], scores_BGRTS, MASKED), axis=-1)
-    mixed = jnp.einsum("bgns,bgsk->bgnk", weights.reshape(scores.shape).astype(v_BGSK.dtype), v_BGSK)
-    return mixed.reshape(B, G, R, T, K)
+    q_BGNK = q_BGRTK.reshape(B, G, R * T, K) * K**-0.5
+    scores = jnp.einsum("bgnk,bgsk->bgns", q_BGNK, k_BGSK, preferred_element_type=jnp.float32)
+    scores_BGRTS = jnp.where(mask_BTS[:, None, None], scores.reshape(B, G, R, T, -1), MASKED)
+    weights = jnp.exp(scores_BGRTS - scores_BGRTS.max(axis=-1, keepdims=True))
+    return weights.astype(k_BGSK.dtype), weights.sum(axis=-1, keepdims=True)
+
+
+def _mix(weights_BGRTS: jax.Array, sums_BGRT1: jax.Array, v_BGSK: jax.Array) -> jax.Array:
+    """Values mixed by weights and divided by their sums: normalising the result is cheaper than the weights."""
+    B, G, R, T, S = weights_BGRTS.shape
+    mixed = jnp.einsum(
+        "bgns,bgsk->bgnk", weights_BGRTS.reshape(B, G, R * T, S), v_BGSK, preferred_element_type=jnp.float32
+    )
+    return (mixed.reshape(B, G, R, T, -1) / sums_BGRT1).astype(v_BGSK.dtype)
 
 
 def cached_attention(q_BTHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, positions_BT: jax.Array) -> jax.Array:
     """Queries at given positions of their row against a cache whose slot s holds position s."""
-    B, T, H, K = q_BTHK.shape
-    G = k_BSGK.shape[2]
-    q_BGRTK = q_BTHK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4)
     mask_BTS = positions_BT[:, :, None] >= jnp.arange(k_BSGK.shape[1])
-    mixed = _attend(q_BGRTK, k_BSGK.swapaxes(1, 2), v_BSGK.swapaxes(1, 2), mask_BTS)
-    return mixed.transpose(0, 3, 1, 2, 4).reshape(B, T, H, K)
+    weights, sums = _weights(_by_head(q_BTHK, k_BSGK.shape[2]), k_BSGK.swapaxes(1, 2), mask_BTS)
+    return _by_time(_mix(weights, sums, v_BSGK.swapaxes(1, 2)))
 
 
 LayerCache = tuple[jax.Array, jax.Array]  # keys and values of one layer, (B, S, G, K) each

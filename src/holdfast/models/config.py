@@ -17,13 +17,21 @@ ACTIVATIONS = ("gelu", "gelu_exact", "silu_gated", "gelu_gated")
 NORMS = ("layer", "rms")
 POSITIONS = ("learned", "rotary")
 DTYPES = ("float32", "bfloat16")
+DEFAULT_PRESET = "tiny"
 
 
 @dataclass(frozen=True)
 class ArchitectureConfig:
     """The model: a preset, and the values that replace the preset's."""
 
-    preset: str = field("architecture/preset", default="tiny", help="named set of values; `holdfast jobs` lists them")
+    preset: str = field(
+        "architecture/preset", default=DEFAULT_PRESET, help="named set of values; `holdfast jobs` lists them"
+    )
+    source: Optional[str] = field(
+        "architecture/from",
+        default=None,
+        help="pretrained model to start from: folder with config.json and safetensors, llama2.c file, hub name",
+    )
     n_layers: Optional[int] = field(
         "architecture/n_layers", default=None, ge=1, help="layers; null here and below: from the preset"
     )
@@ -109,6 +117,12 @@ class ModelSpec:
     dtype: str = "float32"
     remat: bool = False
     scan_layers: bool = True
+    # Only pretrained models have these: how their rotary positions were stretched.
+    rope_scaling: str = "none"  # none, linear or llama3
+    rope_factor: float = 1.0
+    rope_low: float = 1.0
+    rope_high: float = 4.0
+    rope_original: int = 8192
 
     @property
     def gated(self) -> bool:
@@ -166,14 +180,18 @@ def resolve(architecture: ArchitectureConfig, *, block_size: int, vocab_size: in
     Args:
         architecture: the user's options.
         block_size: tokens in a row (the trainer's `architecture/block_size`).
-        vocab_size: of the tokenizer; `architecture/vocab_size` may be larger, never smaller.
+        vocab_size: of the tokenizer; `architecture/vocab_size` may be larger, never smaller. For a pretrained
+            model (`architecture/from`) exactly the tokenizer's, not rounded up.
 
     >>> resolve(ArchitectureConfig(n_layers=2), block_size=64, vocab_size=257).n_layers
     2
     """
+    if architecture.source is not None:
+        from holdfast.models.pretrained.adapt import adapt  # it needs this module
+
+        return adapt(architecture, block_size=block_size, vocab_size=vocab_size)
     preset: Mapping[str, Any] = registry.models.get(architecture.preset, path="architecture/preset")
-    asked = {item.name: getattr(architecture, item.name) for item in dataclasses.fields(architecture)}
-    del asked["preset"]
+    asked = options_of(architecture)
     known = set(asked)
     if unknown := sorted(set(preset) - known):
         raise ConfigError(
@@ -190,6 +208,12 @@ def resolve(architecture: ArchitectureConfig, *, block_size: int, vocab_size: in
     _check_heads(spec)
     _check_rotary(spec)
     return spec
+
+
+def options_of(architecture: ArchitectureConfig) -> dict[str, Any]:
+    """The options that describe the model itself, None where the user left them open."""
+    names = [item.name for item in dataclasses.fields(architecture) if item.name not in ("preset", "source")]
+    return {name: getattr(architecture, name) for name in names}
 
 
 def _vocabulary(asked: int | None, tokenizer: int) -> int:

@@ -9,8 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax.linen import spmd
+from numpy.typing import NDArray
 
 from holdfast.models import axes
 from holdfast.models.config import ModelSpec
@@ -176,9 +178,22 @@ rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 def rotary_angles(spec: ModelSpec, positions_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Cosine and sine of each position's angles, (B, T, 1, rotated / 2), float32."""
-    exponents = jnp.arange(0, spec.rotary_dim, 2, dtype=jnp.float32) / spec.rotary_dim
-    angles = positions_BT.astype(jnp.float32)[..., None, None] / spec.rope_base**exponents
+    angles = positions_BT.astype(jnp.float32)[..., None, None] * rotary_frequencies(spec)
     return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotary_frequencies(spec: ModelSpec) -> NDArray[np.float32]:
+    """By how much each pair of channels turns from one position to the next, (rotated / 2,)."""
+    exponents = np.arange(0, spec.rotary_dim, 2, dtype=np.float32) / np.float32(spec.rotary_dim)
+    frequencies = (1 / np.float32(spec.rope_base) ** exponents).astype(np.float32)
+    if spec.rope_scaling == "linear":
+        frequencies = frequencies / np.float32(spec.rope_factor)
+    if spec.rope_scaling == "llama3":
+        # Turns that are slow at the original length are slowed down, fast ones stay, those between are mixed.
+        turns = spec.rope_original * frequencies / (2 * np.pi)
+        kept = np.clip((turns - spec.rope_low) / (spec.rope_high - spec.rope_low), 0, 1)
+        frequencies = frequencies * (kept + (1 - kept) / spec.rope_factor)
+    return frequencies.astype(np.float32)
 
 
 def rotate(x_BTHK: jax.Array, angles: tuple[jax.Array, jax.Array], *, interleaved: bool) -> jax.Array:

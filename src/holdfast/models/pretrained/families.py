@@ -1,0 +1,106 @@
+"""The families of models that are read and written, and which of them a specification belongs to.
+
+A family is four functions in a file of its own. Whether a family can express a specification needs no list of
+rules: its config.json is written and read back, and what comes back different is what it cannot express.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.errors import UserError
+from holdfast.models.config import ModelSpec
+from holdfast.models.pretrained import gpt2, llama, neox, qwen
+from holdfast.models.pretrained.options import Options
+from holdfast.models.pretrained.weights import Weight
+
+# Options of training and of the machine: they are no property of the model.
+FREE = ("dropout", "param_dtype", "dtype", "remat", "scan_layers")
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one family writes its config.json and its weights.
+
+    Args:
+        model_type: its name in config.json.
+        architecture: its class in transformers.
+        prefix: before the names of all weights but the head's; some files leave it out.
+        spec: config.json to a specification, for a block size or for all positions.
+        config: a specification to config.json; what it cannot express is lost, which `missing_in` notices.
+        weights: our parameters in its tensors.
+    """
+
+    model_type: str
+    architecture: str
+    prefix: str
+    spec: Callable[[Options, int | None], ModelSpec]
+    config: Callable[[ModelSpec], dict[str, Any]]
+    weights: Callable[[ModelSpec], dict[str, Weight]]
+
+    def missing_in(self, spec: ModelSpec) -> dict[str, tuple[Any, Any]]:
+        """Options of a specification that this family cannot express: asked, and what it has instead."""
+        wanted = normalised(spec)
+        try:
+            back = normalised(self.spec(Options(self.config(spec), self.model_type), None))
+        except UserError as error:
+            return {str(error): (None, None)}
+        pairs = {item.name: (getattr(wanted, item.name), getattr(back, item.name)) for item in dataclasses.fields(spec)}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        Family("llama", "LlamaForCausalLM", "model.", llama.spec, llama.config, llama.weights),
+        Family("mistral", "MistralForCausalLM", "model.", llama.mistral_spec, llama.mistral_config, llama.weights),
+        Family("qwen2", "Qwen2ForCausalLM", "model.", qwen.spec2, qwen.config2, llama.weights),
+        Family("qwen3", "Qwen3ForCausalLM", "model.", qwen.spec3, qwen.config3, llama.weights),
+        Family("gpt2", "GPT2LMHeadModel", "transformer.", gpt2.spec, gpt2.config, gpt2.weights),
+        Family("gpt_neox", "GPTNeoXForCausalLM", "gpt_neox.", neox.spec, neox.config, neox.weights),
+    )
+}
+
+# Buffers that some versions of transformers store beside the weights, and heads that repeat a tied embedding.
+BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|rotary_emb\.inv_freq$")
+HEADS = ("lm_head.weight", "embed_out.weight")
+
+
+def normalised(spec: ModelSpec) -> ModelSpec:
+    """A specification without the options that are no property of the model.
+
+    The order of rotated channels is one of them: weights are stored in the order of halves.
+    """
+    plain: dict[str, Any] = {name: ModelSpec.__dataclass_fields__[name].default for name in FREE}
+    if spec.positions != "rotary":
+        plain |= {name: item.default for name, item in ModelSpec.__dataclass_fields__.items() if "rope" in name}
+    return dataclasses.replace(spec, rope_interleaved=False, **plain)
+
+
+def family_of(config: Mapping[str, Any], where: Any) -> Family:
+    """The family that a config.json names."""
+    name = config.get("model_type")
+    if name not in FAMILIES:
+        raise UserError(f"{where}: model_type: got {name!r}, expected one of {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def family_for(spec: ModelSpec, name: str | None = None) -> Family:
+    """The first family that can express a specification, or the named one if it can."""
+    if name is not None and name not in FAMILIES:
+        raise UserError(f"there is no family {name!r}; known: {', '.join(FAMILIES)}")
+    asked = [FAMILIES[name]] if name else list(FAMILIES.values())
+    missing = {family.model_type: family.missing_in(spec) for family in asked}
+    nearest = min(missing, key=lambda known: len(missing[known]))
+    if not missing[nearest]:
+        return FAMILIES[nearest]
+    lines = [
+        f"  architecture/{option}: is {ours!r}, {nearest} has {theirs!r}" if (ours, theirs) != (None, None) else option
+        for option, (ours, theirs) in missing[nearest].items()
+    ]
+    who = (
+        f"the family {nearest} cannot express this model:" if name else f"no family can express it, not even {nearest}:"
+    )
+    raise UserError(f"the model cannot be exported, {who}\n" + "\n".join(lines))

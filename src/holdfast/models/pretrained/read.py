@@ -1,0 +1,109 @@
+"""Weights from disk onto the mesh, each device's part alone, so that no host holds the whole model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax import traverse_util
+from flax.linen import spmd
+from jax.sharding import Mesh, NamedSharding
+
+from holdfast.errors import UserError
+from holdfast.models import axes
+from holdfast.models.config import ModelSpec
+from holdfast.models.decoder import Decoder
+from holdfast.models.pretrained.families import BUFFERS, HEADS
+from holdfast.models.pretrained.source import Model, open_model
+from holdfast.models.pretrained.weights import LAYERS, Array, Tensors, Weight
+
+Leaves = dict[str, jax.ShapeDtypeStruct]
+
+
+def abstract_params(spec: ModelSpec, mesh: Mesh) -> Any:
+    """The parameters of a model as shapes, types and shardings."""
+    boxed = jax.eval_shape(Decoder(spec).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    shardings = spmd.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, axes.RULES)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        nn.meta.unbox(boxed),
+        shardings,
+    )
+
+
+def load_params(source: str | Path, spec: ModelSpec, mesh: Mesh) -> Any:
+    """The parameters of a pretrained model, sharded on the mesh as the decoder's are.
+
+    Args:
+        source: a folder, a llama2.c file, or a hub name.
+        spec: what `load_spec` or `resolve` made of it; types of parameters may differ from the file's.
+    """
+    model = open_model(source, weights=True)
+    tensors = model.tensors()
+    leaves: Leaves = traverse_util.flatten_dict(abstract_params(spec, mesh), sep="/")
+    table = model.weights(spec)
+    check(model, tensors, {path: table[path] for path in leaves}, leaves, tied=spec.tie_embeddings)
+    placed = {
+        path: _place(tensors, table[path], leaf, stacked=path.startswith(LAYERS)) for path, leaf in leaves.items()
+    }
+    return traverse_util.unflatten_dict(placed, sep="/")
+
+
+def check(model: Model, tensors: Tensors, table: Mapping[str, Weight], leaves: Leaves, *, tied: bool) -> None:
+    """Refuse weights that are unknown, missing or of another shape, all in one list."""
+    expected: dict[str, tuple[Weight, tuple[int, ...]]] = {}
+    for path, weight in table.items():
+        shape = leaves[path].shape
+        layers = range(shape[0]) if path.startswith(LAYERS) else (None,)
+        for layer in layers:
+            name = weight.name if layer is None else weight.name.format(layer)
+            expected[name] = (weight, shape if layer is None else shape[1:])
+    lines = []
+    for name, (weight, shape) in expected.items():
+        found = tensors.shapes.get(name)
+        if found is None:
+            lines.append(f"  {name}: missing")
+        elif not weight.fits(found, shape):
+            lines.append(f"  {name}: shape {list(found)}, expected {list(weight.stored_shape(shape))}")
+    for name in tensors.shapes:
+        if name not in expected and not BUFFERS.search(name) and not (tied and name in HEADS):
+            lines.append(f"  {name}: unknown")
+    if lines:
+        raise UserError(
+            f"{model.folder}: the weights are not those of its configuration ({model.family.model_type}):\n"
+            + "\n".join(lines)
+        )
+
+
+def _place(tensors: Tensors, weight: Weight, leaf: jax.ShapeDtypeStruct, *, stacked: bool) -> jax.Array:
+    """One parameter: each device reads its own part; devices with the same part share the reading."""
+    assert isinstance(leaf.sharding, NamedSharding)
+    devices: dict[tuple[tuple[int, int], ...], list[Any]] = {}
+    for device, index in leaf.sharding.addressable_devices_indices_map(leaf.shape).items():
+        assert index is not None
+        bounds = tuple(part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True))
+        devices.setdefault(bounds, []).append(device)
+    parts = []
+    for bounds, same in devices.items():
+        block = _block(tensors, weight, bounds, np.dtype(leaf.dtype), stacked=stacked)
+        for device in same:
+            # A copy of its own: steps donate parameters, and the block is freed before the next one is read.
+            parts.append(jax.device_put(block, device, may_alias=False).block_until_ready())
+        del block
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
+
+
+def _block(
+    tensors: Tensors, weight: Weight, bounds: tuple[tuple[int, int], ...], dtype: np.dtype[Any], *, stacked: bool
+) -> Array:
+    """A part of one parameter in host memory."""
+    index = tuple(slice(*pair) for pair in bounds)
+    if not stacked:
+        return np.ascontiguousarray(weight.read(tensors, None, index).astype(dtype, copy=False))
+    block: Array = np.empty([stop - start for start, stop in bounds], dtype)
+    for row, layer in enumerate(range(*bounds[0])):
+        block[row] = weight.read(tensors, layer, index[1:])
+    return block
