@@ -103,20 +103,27 @@ def matching(name: str, cache: Path) -> "list[Prepared]":
 
 @app.command()
 def remove(
-    names: Annotated[list[str], typer.Argument(help="names of stores, or beginnings of them")],
+    names: Annotated[list[str] | None, typer.Argument(help="names of stores, or beginnings of them")] = None,
     cache: Cache = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="also what killed preparations left")] = False,
 ) -> None:
     """Remove prepared stores; they are prepared again when they are needed.
 
     Example: holdfast data remove pydocs
     """
     from holdfast.data.store import remove as remove_store
+    from holdfast.data.store import remove_unfinished
 
-    found = {store.path: store for name in names for store in matching(name, _cache(cache))}
+    if not names and not unfinished:
+        raise UserError("name the stores to remove, or give --unfinished; `holdfast data list` shows all")
+    if unfinished:
+        for name in remove_unfinished(_cache(cache)):
+            typer.echo(f"{name}: unfinished, removed")
+    found = {store.path: store for name in names or [] for store in matching(name, _cache(cache))}
     for path in found:
         typer.echo(f"{path.name}: {disk(path):,} bytes")
-    if not yes and not typer.confirm(f"remove {len(found)} stores?"):
+    if found and not yes and not typer.confirm(f"remove {len(found)} stores?"):
         raise typer.Exit(1)
     for path in found:
         remove_store(path)

@@ -98,6 +98,7 @@ class SourceContext:
     data: DataConfig
     broken: BrokenRows = field(default_factory=BrokenRows)
     fraction: float | None = None  # how much of the split has been read, where that is known
+    documents: int = 0  # read so far, whichever side of a division they fall on
 
 
 class Source(Protocol):
@@ -151,18 +152,15 @@ def read(source: Source, split: str, context: SourceContext) -> Iterator[Documen
     existing = source.splits(context)
     if split not in existing and split not in SPLITS:
         raise UserError(f"dataset {source.name}: there is no split {split!r}; it has {', '.join(existing)}")
-    if "validation" in existing or split not in SPLITS:
-        yield from source.documents(split, context)
-        return
-    validation = split == "validation"
-    if source.streamed(context):
-        for index, document in enumerate(source.documents("train", context)):
-            if validation and index >= STREAM_VALIDATION:
-                return
-            if (index < STREAM_VALIDATION) == validation:
-                yield document
-        return
+    divided = "validation" not in existing and split in SPLITS
+    streamed = source.streamed(context)
     fraction = held_out_fraction(source, context.data)
-    for document in source.documents("train", context):
-        if is_held_out(document, fraction) == validation:
-            yield document
+    for index, document in enumerate(source.documents("train" if divided else split, context)):
+        context.documents += 1
+        if divided:
+            held_out = index < STREAM_VALIDATION if streamed else is_held_out(document, fraction)
+            if held_out != (split == "validation"):
+                if streamed and not held_out:
+                    return  # past the head of the stream
+                continue
+        yield document

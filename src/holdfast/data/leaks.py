@@ -103,7 +103,8 @@ def _look(held_out: Mapping[str, Prepared], train: Prepared, tokenizer: Tokenize
         return {}
     pieces = Pieces(tokenizer)
     grams = {name: [(rows, hashes) for rows, hashes in _ngrams(store, pieces)] for name, store in held_out.items()}
-    wanted = np.unique(np.concatenate([hashes for parts in grams.values() for _, hashes in parts]))
+    every = [hashes for parts in grams.values() for _, hashes in parts]
+    wanted = np.unique(np.concatenate([np.empty(0, np.uint64), *every]))
     seen = np.zeros(len(wanted), bool)
     sieve = np.zeros(1 << SIEVE_BITS, bool)  # lets go of nearly all hashes before the slower search
     sieve[wanted >> np.uint64(64 - SIEVE_BITS)] = True
@@ -141,7 +142,7 @@ class Pieces:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        pieces = tokenizer.pieces()
+        pieces = [piece or b" " for piece in tokenizer.pieces()]  # the end of text ends a word too
         self._sizes = np.array([len(piece) for piece in pieces], np.int64)
         self._starts = np.cumsum(self._sizes) - self._sizes
         letters = np.frombuffer(b"".join(pieces).lower(), np.uint8)

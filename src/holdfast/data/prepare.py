@@ -5,9 +5,7 @@ files are cut back to the journal's last line, the source is read again up to th
 the rest is appended: the finished store does not depend on where, or how often, the work was interrupted.
 """
 
-import contextlib
 import copy
-import fcntl
 import hashlib
 import io
 import itertools
@@ -71,7 +69,7 @@ def prepare(source_name: str, split: str, *, data: DataConfig, tokenizer: Tokeni
             raise ConfigError(
                 "data/cache", str(data.cache_path()), "a folder that can be written", str(error)
             ) from None
-        with _lock(job.path, progress):
+        with store.lock(job.path, lambda: _say_waiting(job, progress)):
             if not job.path.exists():
                 _make(job, progress)
     return Prepared.open(job.path)
@@ -108,21 +106,8 @@ def _job(source_name: str, split: str, data: DataConfig, tokenizer: Tokenizer) -
     return _Job(source, split, data, tokenizer, max_documents, max_tokens, fingerprint, identity)
 
 
-@contextlib.contextmanager
-def _lock(path: Path, progress: bool) -> Iterator[None]:
-    """Hold the store's lock file; the kernel lets go of it when the process ends, however it ends."""
-    with path.with_name(f".{path.name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if progress:
-                print(f"prepare {path.name}: another process is at it; waiting", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _make(job: _Job, progress: bool) -> None:
-    folder = job.path.with_name(f".{job.path.name}.partial")
+    folder = store.partial_path(job.path)
     folder.mkdir(exist_ok=True)
     if not (folder / store.LEDGER).exists():
         saved = _save_tokenizer(job)
@@ -148,21 +133,20 @@ def _make(job: _Job, progress: bool) -> None:
 
 def _fill(job: _Job, parts: "_Parts", context: SourceContext, saved: Path, bar: Progress) -> None:
     """Append what is missing; stops at the limits and at too many broken rows."""
-    seen: list[tuple[int, dict[str, Any]]] = []  # rows read and broken after each batch that is under way
+    seen: list[dict[str, Any]] = []  # the broken rows before each batch that is under way
 
     def watched() -> Iterator[list[Document]]:
         documents = itertools.islice(read(job.source, job.split, context), job.max_documents)
         done = sum(1 for _ in itertools.islice(documents, parts.documents))
         bar.begin(done, context.fraction)
         for batch in batches(documents):
-            done += len(batch)
-            _judge(job, done, context)
-            seen.append((done, copy.deepcopy(context.broken.report())))
+            _judge(job, context)
+            seen.append(copy.deepcopy(context.broken.report()))
             yield batch
 
     stopped = False
     for encoded in encode_all(watched(), job.tokenizer, job.data.workers, saved):
-        _, report = seen.pop(0)
+        report = seen.pop(0)
         stopped = parts.append(encoded)
         bar.update(parts.documents, parts.tokens, context.fraction)
         if stopped:
@@ -170,18 +154,19 @@ def _fill(job: _Job, parts: "_Parts", context: SourceContext, saved: Path, bar: 
             break
     if not stopped:
         parts.report = context.broken.report()
-        _judge(job, parts.documents, context, last=True)
+        _judge(job, context, last=True)
     parts.stopped = stopped
     bar.update(parts.documents, parts.tokens, 1.0, last=True)
 
 
-def _judge(job: _Job, good: int, context: SourceContext, *, last: bool = False) -> None:
+def _judge(job: _Job, context: SourceContext, *, last: bool = False) -> None:
     broken = context.broken.total
-    if broken <= job.data.max_broken * (good + broken) or (not last and good + broken < ENOUGH_ROWS):
+    rows = context.documents + broken
+    if broken <= job.data.max_broken * rows or (not last and rows < ENOUGH_ROWS):
         return
     lines = "\n".join("  " + line for line in context.broken.lines())
     raise UserError(
-        f"data/max_broken: {broken} of {good + broken} rows of {job.source.name}/{job.split} are broken, more than "
+        f"data/max_broken: {broken} of {rows} rows of {job.source.name}/{job.split} are broken, more than "
         f"the allowed share {job.data.max_broken:g}; mend them or raise data/max_broken\n{lines}"
     )
 
@@ -296,6 +281,11 @@ def _nothing(job: _Job, context: SourceContext) -> str:
     if job.max_tokens is not None:
         return f"{what} within {job.max_tokens} tokens; raise max_tokens"
     return "\n".join([f"{what}; check its files", *context.broken.lines()])
+
+
+def _say_waiting(job: _Job, progress: bool) -> None:
+    if progress:
+        print(f"prepare {job.path.name}: another process is at it; waiting", file=sys.stderr, flush=True)
 
 
 def _say_broken(job: _Job) -> None:

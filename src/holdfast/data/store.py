@@ -11,10 +11,12 @@
 | `ledger.json` | fingerprint, counts, tokenizer, options, and the report of broken rows |
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,43 @@ def stores(cache: Path) -> Iterator[Prepared]:
         for path in sorted(folder.iterdir()):
             if path.is_dir() and not path.name.startswith(".") and (path / LEDGER).is_file():
                 yield Prepared.open(path)
+
+
+def partial_path(path: Path) -> Path:
+    """Where a store is made before it is published under its own name."""
+    return path.with_name(f".{path.name}.partial")
+
+
+@contextlib.contextmanager
+def lock(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[bool]:
+    """Hold a store's lock file; the kernel lets go of it when the process ends, however it ends.
+
+    Args:
+        path: the store's path.
+        waiting: called before waiting for another process; None does not wait, and yields False.
+    """
+    with path.with_name(f".{path.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting is None:
+                yield False
+                return
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield True
+
+
+def remove_unfinished(cache: Path) -> list[str]:
+    """Delete what killed preparations left, unless a process is at work on it; the names of what went."""
+    gone = []
+    for path in sorted(stores_folder(cache).glob(".*.partial")):
+        name = path.name[1 : -len(".partial")]
+        with lock(path.with_name(name)) as mine:
+            if mine and path.exists():
+                shutil.rmtree(path)
+                gone.append(name)
+    return gone
 
 
 def remove(path: Path) -> None:

@@ -180,15 +180,15 @@ def _chunks(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def _cut(buffer: bytes, start: int) -> int:
-    if len(buffer) - start <= CHUNK:
+    paragraph = buffer.find(b"\n\n", start + CHUNK, start + LONGEST_CHUNK)
+    if paragraph >= 0:
+        return paragraph + 2
+    if len(buffer) - start <= LONGEST_CHUNK:
         return len(buffer)
-    for mark, found in (
-        (b"\n\n", buffer.find(b"\n\n", start + CHUNK, start + LONGEST_CHUNK)),
-        (b"\n", buffer.rfind(b"\n", start + 1, start + LONGEST_CHUNK)),
-        (b" ", buffer.rfind(b" ", start + 1, start + LONGEST_CHUNK)),
-    ):
+    for mark in (b"\n", b" "):
+        found = buffer.rfind(mark, start + 1, start + LONGEST_CHUNK)
         if found >= 0:
-            return found + len(mark)
+            return found + 1
     stop = min(start + LONGEST_CHUNK, len(buffer))
     while stop < len(buffer) and stop > start + 1 and buffer[stop] & 0xC0 == 0x80:
         stop -= 1  # never inside a character

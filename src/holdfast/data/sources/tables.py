@@ -1,5 +1,6 @@
 """A dataset of rows with named fields, from local files or from the hub, by one template."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,13 +110,27 @@ class TableSource:
         return f"{READER} {self.template.fingerprint} {origin}"
 
 
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Make both libraries look into their caches alone, as HF_HUB_OFFLINE=1 does when it is set beforehand."""
+    import datasets
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
 def load_hub(hub: Hub, split: str, wanted: str) -> tuple[Any, int | None]:
     """The rows of a split on the hub and, unless streamed, how many there are.
 
     Args:
         wanted: what the message says when there is neither a network nor a copy in the local hub cache.
     """
-    from datasets import DownloadConfig, load_dataset
+    from datasets import load_dataset
     from huggingface_hub import HfApi
 
     options: dict[str, Any] = {"split": hub.splits[split], "revision": hub.revision}
@@ -130,8 +145,8 @@ def load_hub(hub: Hub, split: str, wanted: str) -> tuple[Any, int | None]:
             if not reached:
                 raise ConnectionError("the hub does not answer, and a stream has no local copy")
             return load_dataset(hub.name, hub.config, streaming=True, **options), None
-        local = DownloadConfig(local_files_only=not reached)
-        rows = load_dataset(hub.name, hub.config, download_config=local, **options)
+        with contextlib.nullcontext() if reached else _offline():
+            rows = load_dataset(hub.name, hub.config, **options)
         return rows, len(rows)
     except Exception as error:  # see above
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
