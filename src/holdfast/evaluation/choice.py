@@ -83,10 +83,11 @@ def question(prompt: list[int], choices: list[list[int]], block_size: int, eot_i
     choices = [choice[:block_size] for choice in choices]
     longest = max(map(len, choices))
     prompt = (prompt or [eot_id])[-max(block_size + 1 - longest, 1) :]  # an answer's last token is only a target
+    # A lone answer is read with the prompt but for its last token.
+    ends = [len(choice) for choice in choices] if len(choices) > 1 else [len(choices[0]) - 1]
     shared = 0
-    if len(choices) > 1:
-        while all(len(choice) > shared for choice in choices) and len({choice[shared] for choice in choices}) == 1:
-            shared += 1
+    while shared < min(ends) and len({choice[shared] for choice in choices}) == 1:
+        shared += 1
     own = [choice[shared:] for choice in choices]
     return Question(prompt + choices[0][:shared], own, shared)
 

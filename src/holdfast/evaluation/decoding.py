@@ -7,7 +7,7 @@ rows beside it.
 Shapes: B rows, P prompt tokens, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,10 +146,14 @@ def generate_tokens(
     sampler: Sampler | None = None,
     seed: int = 0,
     batch_size: int = 32,
+    stop: Callable[[list[int]], bool] | None = None,
 ) -> list[list[int]]:
     """What the model says after each prompt, up to the end-of-text token (left out) or a number of tokens.
 
     A prompt that does not fit beside its answer loses its left end; an empty one is the end-of-text token.
+
+    Args:
+        stop: whether a row needs no more tokens; some more may come all the same.
     """
     block_size = runner.spec.block_size
     max_new_tokens = min(max_new_tokens, block_size)
@@ -174,7 +178,7 @@ def generate_tokens(
         for tokens in made:
             for index, row in zip(part, tokens.tolist(), strict=True):
                 results[index] += row
-            if all(tokenizer.eot_id in results[index] for index in part):
+            if all(tokenizer.eot_id in results[index] or (stop and stop(results[index])) for index in part):
                 break
     return [_until(row, tokenizer.eot_id, max_new_tokens) for row in results]
 

@@ -87,7 +87,7 @@ def held_out(
     sums = np.zeros((len(Sums._fields), count))
     num_bytes = np.zeros(count)
     for arrays, indices in _batches(runner, rows, count, batch_size):
-        found = runner.call(_row_sums, (params, reference), (*arrays,))
+        found = runner.call(padded_row_sums, (params, reference), (*arrays,))
         sums[:, indices] = np.stack(found)[:, : len(indices)]
         num_bytes[indices] = rows.target_bytes(arrays.y[: len(indices)])
     nll, tokens, kl_forward, kl_reverse, kl_tokens = sums
@@ -97,7 +97,8 @@ def held_out(
     return HeldOut(np.arange(count), nll, tokens, num_bytes, groups, kl_forward, kl_reverse, kl_tokens)
 
 
-def _row_sums(model: Any, spec: ModelSpec, params: tuple[Any, Any], *arrays: jax.Array) -> Sums:
+def padded_row_sums(model: Any, spec: ModelSpec, params: tuple[Any, Any], *arrays: jax.Array) -> Sums:
+    """`row_sums` of the arrays of a batch, for parameters of a model and of its reference (or None)."""
     return row_sums(model.apply, spec, params[0], RowArrays(*arrays), params[1])  # type: ignore[arg-type]  # traced
 
 

@@ -1,0 +1,110 @@
+"""The harness adapter: its requests against the plain formulas, and its accuracies against our own."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evaluation.conftest import TOKENIZER, Tiny
+from holdfast.data.config import DataConfig, SourceConfig
+from holdfast.errors import UserError
+from holdfast.evaluation.config import EvaluationConfig
+from holdfast.evaluation.evaluator import Evaluator
+from holdfast.evaluation.forward import Runner
+from holdfast.evaluation.harness import HarnessModel, run_harness
+
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed: pip install 'holdfast[harness]'"
+)
+TASK = """
+task: own_yes_no
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    validation: {path}
+test_split: validation
+output_type: multiple_choice
+doc_to_text: "{{{{q}}}}"
+doc_to_choice: [" yes", " no", " maybe so"]
+doc_to_target: "{{{{a}}}}"
+target_delimiter: ""
+metric_list:
+  - metric: acc
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Tiny) -> HarnessModel:
+    return HarnessModel(Runner(tiny.model, tiny.spec), tiny.params, TOKENIZER, batch_size=4)
+
+
+def test_log_likelihoods_of_shared_and_long_contexts(tiny: Tiny, model: HarnessModel) -> None:
+    requests = [("a b", " c"), ("a b", " dd"), ("", "x"), ("z" * 90, " end"), ("z" * 90, " of it")]
+    for (context, continuation), (total, greedy) in zip(requests, model.loglikelihood(requests), strict=True):
+        wanted = TOKENIZER.encode(continuation)
+        prompt = (TOKENIZER.encode(context) or [TOKENIZER.eot_id])[-(tiny.spec.block_size + 1 - len(wanted)) :]
+        log_p = tiny.log_p((prompt + wanted)[:-1])[len(prompt) - 1 :]
+        assert total == pytest.approx(log_p[np.arange(len(wanted)), wanted].sum(), rel=1e-5)
+        assert greedy == (log_p.argmax(1).tolist() == wanted)
+
+
+def test_rolling_predicts_every_token_once(tiny: Tiny, model: HarnessModel) -> None:
+    short, long = "some text", "many words " * 12
+    block = tiny.spec.block_size
+    ids = [TOKENIZER.eot_id, *TOKENIZER.encode(short)]
+    log_p = tiny.log_p(ids[:-1])
+    first = log_p[np.arange(len(ids) - 1), ids[1:]].sum()
+    ids = [TOKENIZER.eot_id, *TOKENIZER.encode(long)]
+    second = 0.0
+    for position in range(1, len(ids)):
+        # A window starts at a multiple of the block, or ends the text.
+        start = min((position - 1) // block * block, len(ids) - 1 - block)
+        second += tiny.log_p(ids[start:position])[-1, ids[position]]
+    assert model.loglikelihood_rolling([(short,), (long,)]) == pytest.approx([first, second], rel=1e-4)
+
+
+def test_generation_stops_where_the_task_says(model: HarnessModel) -> None:
+    bare, empty = {"max_gen_toks": 20}, {"until": [], "max_gen_toks": 20}
+    whole, again = model.generate_until([("go on", bare), ("go on", empty)])
+    assert whole == again
+    stop = whole[len(whole) // 2]
+    [cut] = model.generate_until([("go on", {"until": [stop], "max_gen_toks": 20})])
+    assert cut == whole[: whole.index(stop)]
+
+
+@installed
+def test_the_harness_and_our_own_evaluation_agree(tiny: Tiny, model: HarnessModel, tmp_path: Path) -> None:
+    lines = [{"q": f"is {i} {'very ' * (i % 4)}even?", "a": i % 3} for i in range(15)]
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "train.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    (tasks / "own.yaml").write_text(TASK.format(path=path))
+    theirs = run_harness(model, ["own_yes_no"], include_path=tasks)
+
+    labels = {"0": " yes", "1": " no", "2": " maybe so"}
+    source = SourceConfig(str(tmp_path / "train.jsonl"), prompt="{q}", label="a", labels=labels, validation=str(path))
+    data = DataConfig(sources={"own": source})
+    ours = Evaluator(tiny.model, tiny.spec, TOKENIZER, EvaluationConfig(), tasks=["own"], data=data)
+    result = ours.evaluate(tiny.params)["own"]
+    assert theirs["results"]["own_yes_no"]["acc,none"] == pytest.approx(result.accuracy)
+    samples = {sample["doc"]["q"]: sample for sample in theirs["samples"]["own_yes_no"]}
+    assert len(samples) == result.count == 15
+    for example in result.examples:
+        scores = [float(response[0][0]) for response in samples[example.prompt]["resps"]]
+        np.testing.assert_allclose(scores, example.scores, atol=1e-4)
+
+
+@installed
+def test_an_unknown_task_is_a_users_mistake(model: HarnessModel) -> None:
+    with pytest.raises(UserError, match="no such task"):
+        run_harness(model, ["no_such_task_at_all"])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="lm_eval is installed")
+def test_without_the_extra_the_message_names_it(model: HarnessModel) -> None:
+    with pytest.raises(UserError, match="holdfast\\[harness\\]"):
+        run_harness(model, ["hellaswag"])
