@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,8 @@ from holdfast.errors import UserError
 
 NGRAM = 13  # words
 SHARE = 0.5  # of a row's n-grams that must occur in training
-PIECE = 1 << 21  # tokens looked at in one go
+PIECE = 1 << 21  # tokens, or hashes, looked at in one go
+MOST_NGRAMS = 1 << 23  # of a held-out set that are held in memory
 SIEVE_BITS = 22
 FORMAT = 1
 
@@ -75,19 +76,29 @@ def check_leaks(
         max_leak: largest share of a held-out set that may be found in one training set.
         cache: folder in which results are remembered by the stores' fingerprints.
     """
+    pieces = Pieces(tokenizer)
+    grams: dict[str, Grams] = {}  # of the held-out sets, made when first needed
     leaks = []
     for train_name, train in training.items():
         missing = {}
         for name, store in held_out.items():
             known = _recall(cache, store, train)
-            if known is None:
-                missing[name] = store
-            else:
+            if known is not None:
                 leaks.append(Leak(name, train_name, **known))
-        for name, found in _look(missing, train, tokenizer).items():
-            leak = Leak(name, train_name, **found)
-            _remember(cache, missing[name], train, leak)
+                continue
+            missing[name] = store
+            if name not in grams:
+                grams[name] = _held_out_grams(store, pieces)
+        seen = _seen([grams[name].hashes for name in missing], train, pieces)
+        for name, store in missing.items():
+            leak = Leak(name, train_name, **_count(store, grams[name], seen, train))
+            _remember(cache, store, train, leak)
             leaks.append(leak)
+    _judge(leaks, max_leak)
+    return leaks
+
+
+def _judge(leaks: list[Leak], max_leak: float) -> None:
     too_many = [leak for leak in leaks if leak.share > max_leak]
     if too_many:
         lines = "\n".join(f"  {leak}" for leak in too_many)
@@ -95,36 +106,45 @@ def check_leaks(
             f"data/max_leak: held-out rows occur in training data, more than the allowed share {max_leak:g}\n{lines}\n"
             "remove them from the training data, or raise data/max_leak if that is meant"
         )
-    return leaks
 
 
-def _look(held_out: Mapping[str, Prepared], train: Prepared, tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
-    if not held_out:
-        return {}
-    pieces = Pieces(tokenizer)
-    grams = {name: [(rows, hashes) for rows, hashes in _ngrams(store, pieces)] for name, store in held_out.items()}
-    every = [hashes for parts in grams.values() for _, hashes in parts]
-    wanted = np.unique(np.concatenate([np.empty(0, np.uint64), *every]))
+class Grams(NamedTuple):
+    """The n-grams of a store: the document of each, and its hash."""
+
+    rows: NDArray[np.int64]
+    hashes: U64
+
+
+def _held_out_grams(store: Prepared, pieces: "Pieces") -> Grams:
+    parts = [Grams(np.empty(0, np.int64), np.empty(0, np.uint64))]
+    for part in _ngrams(store, pieces):
+        parts.append(part)
+        if sum(len(known.rows) for known in parts) > MOST_NGRAMS:
+            break  # the rows after this are looked for by text and group only
+    return Grams(np.concatenate([part.rows for part in parts]), np.concatenate([part.hashes for part in parts]))
+
+
+def _seen(held_out: list[U64], train: Prepared, pieces: "Pieces") -> U64:
+    """Those of the held-out hashes that occur in the training data."""
+    wanted = np.unique(np.concatenate([np.empty(0, np.uint64), *held_out]))
+    if not len(wanted):
+        return wanted
     seen = np.zeros(len(wanted), bool)
     sieve = np.zeros(1 << SIEVE_BITS, bool)  # lets go of nearly all hashes before the slower search
     sieve[wanted >> np.uint64(64 - SIEVE_BITS)] = True
-    if len(wanted):
-        for _, hashes in _ngrams(train, pieces):
-            likely = hashes[sieve[hashes >> np.uint64(64 - SIEVE_BITS)]]
-            place = np.minimum(np.searchsorted(wanted, likely), len(wanted) - 1)
-            seen[place[wanted[place] == likely]] = True
-    train_keys = [np.unique(train.keys[:, column]) for column in (0, 1)]
-    return {name: _count(store, grams[name], wanted[seen], train_keys) for name, store in held_out.items()}
+    for part in _ngrams(train, pieces):
+        likely = part.hashes[sieve[part.hashes >> np.uint64(64 - SIEVE_BITS)]]
+        place = np.minimum(np.searchsorted(wanted, likely), len(wanted) - 1)
+        seen[place[wanted[place] == likely]] = True
+    return wanted[seen]
 
 
-def _count(store: Prepared, grams: list[tuple[NDArray[np.int64], U64]], seen: U64, keys: list[U64]) -> dict[str, Any]:
-    exact = np.isin(store.keys[:, 0], keys[0])
+def _count(store: Prepared, grams: Grams, seen: U64, train: Prepared) -> dict[str, Any]:
+    exact, group = (_present(store.keys[:, column], train.keys[:, column]) for column in (0, 1))
     # A row without a group has its text's hash there, which is the exact test again.
-    group = np.isin(store.keys[:, 1], keys[1]) & (store.keys[:, 0] != store.keys[:, 1])
-    total, found = (np.zeros(store.num_documents, np.int64) for _ in range(2))
-    for rows, hashes in grams:
-        np.add.at(total, rows, 1)
-        np.add.at(found, rows, np.isin(hashes, seen))
+    group &= store.keys[:, 0] != store.keys[:, 1]
+    total = np.bincount(grams.rows, minlength=store.num_documents)
+    found = np.bincount(grams.rows[np.isin(grams.hashes, seen)], minlength=store.num_documents)
     ngram = (total > 0) & (found >= SHARE * total)
     leaked = exact | group | ngram
     counts = {"exact": exact, "group": group, "ngram": ngram, "leaked": leaked}
@@ -133,6 +153,14 @@ def _count(store: Prepared, grams: list[tuple[NDArray[np.int64], U64]], seen: U6
         **{name: int(flags.sum()) for name, flags in counts.items()},
         "examples": tuple(int(row) for row in np.flatnonzero(leaked)[:10]),
     }
+
+
+def _present(wanted: U64, among: U64) -> NDArray[np.bool_]:
+    """Which of some hashes occur among many, which are looked at a part at a time."""
+    found = np.zeros(len(wanted), bool)
+    for start in range(0, len(among), PIECE):
+        found |= np.isin(wanted, among[start : start + PIECE])
+    return found
 
 
 class Pieces:
@@ -158,7 +186,7 @@ class Pieces:
         return self._bytes[index], starts
 
 
-def _ngrams(store: Prepared, pieces: Pieces) -> Iterator[tuple[NDArray[np.int64], U64]]:
+def _ngrams(store: Prepared, pieces: Pieces) -> Iterator[Grams]:
     """For each piece of a store: the document and the hash of every run of NGRAM words."""
     offsets = store.offsets
     first = 0
@@ -173,7 +201,7 @@ def _ngrams(store: Prepared, pieces: Pieces) -> Iterator[tuple[NDArray[np.int64]
         first = stop
 
 
-def _runs(words: U64, document: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], U64]]:
+def _runs(words: U64, document: NDArray[np.int64]) -> Iterator[Grams]:
     count = len(words) - NGRAM + 1
     if count <= 0:
         return
@@ -181,7 +209,7 @@ def _runs(words: U64, document: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.
     for step in range(NGRAM):
         hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + words[step : step + count]
     inside = document[:count] == document[NGRAM - 1 :]
-    yield document[:count][inside], hashes[inside]
+    yield Grams(document[:count][inside], hashes[inside])
 
 
 def _words(text: NDArray[np.uint8]) -> tuple[U64, NDArray[np.int64]]:
