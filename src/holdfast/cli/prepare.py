@@ -20,10 +20,18 @@ def prepare_command(
 
     resolved = read_config(config, overrides or [])
     drawn = checked(resolved.job, resolved.cfg)
-    data = load_data(drawn.curriculum, drawn.settings.data, drawn.tokenizer, progress=True)
+    data = load_data(
+        drawn.curriculum,
+        drawn.settings.data,
+        drawn.tokenizer,
+        evaluations=drawn.settings.trainer.evaluations,
+        progress=True,
+    )
     for source, rows in data.train.items():
         held_out = data.validation[source]
         print(
             f"{source.name} ({source.style.name}): {rows.prepared.num_documents:,} documents, "
             f"{rows.prepared.num_tokens:,} tokens, {len(rows):,} rows; validation {len(held_out):,} rows"
         )
+    for leak in data.leaks:
+        print(f"leak: {leak}")

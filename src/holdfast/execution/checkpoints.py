@@ -76,6 +76,24 @@ def find_checkpoint(folder: Path, name: str) -> CheckpointInfo:
     return wanted[-1]
 
 
+def split_name(text: str) -> tuple[Path, str]:
+    """`RUN[@CHECKPOINT]` as a folder and a checkpoint's name.
+
+    >>> split_name("runs/a@boundary_1")
+    (PosixPath('runs/a'), 'boundary_1')
+    """
+    folder, _, name = text.partition("@")
+    return Path(folder), name or "latest"
+
+
+def named_checkpoint(text: str) -> CheckpointInfo:
+    """The checkpoint that `RUN[@NAME]` names, the newest unless named."""
+    run_dir, name = split_name(text)
+    if not run_dir.is_dir():
+        raise UserError(f"{text}: there is no run folder {run_dir}; expected RUN or RUN@CHECKPOINT")
+    return find_checkpoint(run_dir / "checkpoints", name)
+
+
 def kept_steps(infos: Iterable[CheckpointInfo], rolling: int) -> set[int]:
     """Steps that pruning must leave: boundaries, the final one, the best of each stage and the newest few."""
     ordered = sorted(infos, key=lambda info: info.step)

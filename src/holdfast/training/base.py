@@ -188,7 +188,13 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
     @functools.cached_property
     def data(self) -> RunData:
         """Rows of every source; what is missing is prepared now."""
-        return load_data(self.stages, self.settings.data, self.tokenizer, progress=jax.process_index() == 0)
+        return load_data(
+            self.stages,
+            self.settings.data,
+            self.tokenizer,
+            evaluations=self.config.evaluations,
+            progress=jax.process_index() == 0,
+        )
 
     @functools.cached_property
     def plan(self) -> DataPlan:

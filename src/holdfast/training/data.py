@@ -1,6 +1,6 @@
 """The data of a run: prepared stores of every source, as rows for training and for validation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +9,14 @@ import numpy as np
 from holdfast.curriculum import Curriculum
 from holdfast.data.batches import Batch, gather
 from holdfast.data.config import DataConfig
+from holdfast.data.leaks import Leak, check_leaks
 from holdfast.data.plan import DataPlan, SourceSize
 from holdfast.data.prepare import prepare
 from holdfast.data.rows import Rows
 from holdfast.data.sampling import SourceKey
+from holdfast.data.store import Prepared
 from holdfast.data.tokenizers import Tokenizer
+from holdfast.evaluation.tasks import find_task
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class RunData:
 
     train: dict[SourceKey, Rows]
     validation: dict[SourceKey, Rows]
+    leaks: tuple[Leak, ...] = ()  # held-out rows that were found in training data
 
     def plan(self, curriculum: Curriculum, seed: int, mixture_unit: str) -> DataPlan:
         """The data plan over these rows."""
@@ -39,17 +43,41 @@ class RunData:
         return by_name
 
 
-def load_data(curriculum: Curriculum, data: DataConfig, tokenizer: Tokenizer, *, progress: bool) -> RunData:
-    """Open the stores that a curriculum needs, preparing what is missing."""
+def load_data(
+    curriculum: Curriculum,
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    *,
+    evaluations: Sequence[str] = (),
+    progress: bool,
+) -> RunData:
+    """Open the stores that a run needs, preparing what is missing, and look for leaks between them.
+
+    Args:
+        evaluations: tasks whose questions must not occur in training data either.
+    """
+
+    def prepared(name: str, split: str) -> Prepared:
+        return prepare(name, split, data=data, tokenizer=tokenizer, progress=progress)
 
     def rows(source: SourceKey, split: str) -> Rows:
-        prepared = prepare(source.name, split, data=data, tokenizer=tokenizer, progress=progress)
-        return Rows(prepared, source.style, curriculum.block_size, loss_on=data.loss_on, pad_id=tokenizer.pad_id)
+        store = prepared(source.name, split)
+        return Rows(store, source.style, curriculum.block_size, loss_on=data.loss_on, pad_id=tokenizer.pad_id)
 
-    return RunData(
-        train={source: rows(source, "train") for source in curriculum.sources},
-        validation={source: rows(source, "validation") for source in curriculum.sources},
+    train = {source: rows(source, "train") for source in curriculum.sources}
+    validation = {source: rows(source, "validation") for source in curriculum.sources}
+    held_out = {source.name: found.prepared for source, found in validation.items()}
+    for name in evaluations:
+        task = find_task(name, data)
+        held_out.setdefault(name, prepared(task.dataset or name, task.split))
+    leaks = check_leaks(
+        held_out,
+        {source.name: found.prepared for source, found in train.items()},
+        tokenizer,
+        max_leak=data.max_leak,
+        cache=data.cache_path(),
     )
+    return RunData(train, validation, tuple(leak for leak in leaks if leak.leaked))
 
 
 def validation_batches(rows: Rows, num_rows: int, shape: tuple[int, int], packed: bool) -> Iterator[Batch]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from holdfast import registry
 from holdfast.curriculum import Curriculum
+from holdfast.data.leaks import Leak, check_leaks
 from holdfast.data.plan import DataPlan, SourceSize
 from holdfast.data.prepare import find_prepared
 from holdfast.data.rows import Rows
@@ -32,6 +33,7 @@ def forecast(job: str, drawn: Blueprint[Any]) -> dict[str, Any]:
     warnings = [f"{name} is not prepared yet: epochs and shares of the loss are unknown" for name in missing]
     if missing and unit == "tokens":
         warnings.append("training/mixture_unit is tokens, which needs prepared data: rows are counted as by rows here")
+    warnings += [f"leak: {leak}" for leak in known_leaks(drawn, rows)]
     stages = [stage_facts(curriculum, index, counts, rows) for index in range(len(curriculum.stages))]
     return {
         "job": job,
@@ -66,6 +68,19 @@ def prepared_rows(drawn: Blueprint[Any]) -> tuple[dict[SourceKey, Rows], list[st
             prepared, source.style, drawn.curriculum.block_size, loss_on=data.loss_on, pad_id=tokenizer.pad_id
         )
     return rows, list(dict.fromkeys(missing))
+
+
+def known_leaks(drawn: Blueprint[Any], rows: dict[SourceKey, Rows]) -> list[Leak]:
+    """Held-out rows of prepared sources that occur in prepared training data."""
+    data, tokenizer = drawn.settings.data, drawn.tokenizer
+    held_out = {}
+    for source in rows:
+        store = find_prepared(source.name, "validation", data=data, tokenizer=tokenizer)
+        if store is not None:
+            held_out[source.name] = store
+    training = {source.name: found.prepared for source, found in rows.items()}
+    leaks = check_leaks(held_out, training, tokenizer, cache=data.cache_path())
+    return [leak for leak in leaks if leak.leaked]
 
 
 def stage_facts(

@@ -18,7 +18,7 @@ import jax
 from holdfast.config import to_yaml
 from holdfast.data.batches import prefetched
 from holdfast.errors import RunError
-from holdfast.execution.checkpoints import CheckpointStore
+from holdfast.execution.checkpoints import CheckpointStore, named_checkpoint
 from holdfast.execution.files import run_lock, write_atomically
 from holdfast.tracking import RunInfo, Tracker
 from holdfast.tracking.jsonl import FILE_NAME, JsonlSink, truncate
@@ -50,7 +50,7 @@ def run(trainer: "BaseTrainer[Any, Any]", parent: str | None = None, init_from: 
         assert trainer.plan, "data is prepared before anything else"
         progress = resume.start(trainer, print, parent)
         if init_from is not None and int(trainer.state.step) == 0:
-            weights = resume.load_weights(trainer, resume.named_checkpoint(init_from))
+            weights = resume.load_weights(trainer, named_checkpoint(init_from))
             trainer.state = trainer.state.replace(params=weights)
         already_done = trainer.done
         truncate(trainer.spec.run_dir / FILE_NAME, progress.metrics_length)
@@ -196,6 +196,8 @@ class Session:
             f"{self.stages.total_steps} steps of {self.stages.tokens_per_step:,} tokens, "
             f"{num_micro} x {per_device} rows on each of {trainer.topology.num_row_shards} shards"
         )
+        for leak in trainer.data.leaks:
+            self.tracker.message(f"leak: {leak}")
         if "nll_difference" in trainer.penalties() and self.stages.needs_reference(0):
             self.tracker.message(
                 "note: the penalty nll_difference has the gradient of plain training and holds nothing back; "
@@ -209,7 +211,7 @@ class Session:
         takes = step in stages.snapshot_steps()
         if step == 0 and stages.initial_reference:
             assert isinstance(trainer.state, KLDivergenceTrainState)
-            source = resume.named_checkpoint(str(trainer.settings.penalty.reference_from))
+            source = named_checkpoint(str(trainer.settings.penalty.reference_from))
             trainer.state = trainer.state.replace(reference=resume.load_weights(trainer, source))
         if takes:
             assert isinstance(trainer.state, KLDivergenceTrainState)

@@ -1,6 +1,7 @@
 """Evaluation of a run: what is measured at a boundary, and the results that come of it."""
 
 import functools
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from holdfast.evaluation.evaluator import Evaluator, TaskResult, write_examples
@@ -97,4 +98,5 @@ class Meter:
         points = [Point.from_dict(point) for point in self.progress.points]
         results = self.matrix().to_results(points, finished=finished)
         results["points"] = self.progress.points
+        results["leaks"] = [asdict(leak) for leak in self.trainer.data.leaks]
         write_json(self.trainer.spec.run_dir / RESULTS, results)

@@ -4,14 +4,13 @@ import dataclasses
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from holdfast.config import flatten
 from holdfast.errors import UserError
-from holdfast.execution.checkpoints import CheckpointInfo, CheckpointStore, find_checkpoint, list_checkpoints
+from holdfast.execution.checkpoints import CheckpointInfo, CheckpointStore, list_checkpoints, named_checkpoint
 from holdfast.execution.files import write_atomically
 from holdfast.training import build
 from holdfast.training.jobs import config_classes
@@ -104,15 +103,6 @@ def check_model(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:
         lines.append("  tokenizer/name: another tokenizer than the checkpoint's")
     if lines:
         raise UserError(f"{info.path}: the checkpoint is of another model:\n" + "\n".join(lines))
-
-
-def named_checkpoint(text: str) -> CheckpointInfo:
-    """The checkpoint that `RUN[@NAME]` names, the newest unless named."""
-    folder, _, name = text.partition("@")
-    run_dir = Path(folder)
-    if not run_dir.is_dir():
-        raise UserError(f"{text}: there is no run folder {folder}; expected RUN or RUN@CHECKPOINT")
-    return find_checkpoint(run_dir / "checkpoints", name or "latest")
 
 
 def start(trainer: "BaseTrainer[Any, Any]", say: Any, parent: str | None = None) -> Progress:
