@@ -1,0 +1,90 @@
+"""A run on the terminal: one sentence, the score matrix, its metrics, and where the report is."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.evaluation.matrix import METRICS
+from holdfast.report.chart import number
+from holdfast.report.heat import Heat, HeatCell, matrix_heat
+from holdfast.report.page import MEASURES
+from holdfast.report.run_files import Run, open_run
+from holdfast.report.verdicts import UNITS, sentence
+from holdfast.report.write import REPORT
+from holdfast.tracking.console import count
+
+SHOWN = ("accuracy", "bits_per_byte")
+
+
+def print_summary(run_dir: Path, console: Console | None = None) -> None:
+    """Show what a run has come to, finished or not."""
+    console = console or Console(highlight=False)
+    run = open_run(run_dir)
+    console.print(Text(sentence(run)), soft_wrap=True)
+    if not run.finished:
+        _print_progress(run, console)
+    for measure in SHOWN:
+        heat = matrix_heat(run, measure)
+        if heat is not None:
+            console.print(matrix_table(heat))
+    metrics = metrics_table(run)
+    if metrics is not None:
+        console.print(metrics)
+    report = run_dir / REPORT
+    hint = f"report: {report}" if report.is_file() else f"report: `holdfast report {run_dir}` writes it"
+    console.print(Text(hint), soft_wrap=True)
+
+
+def _print_progress(run: Run, console: Console) -> None:
+    train = run.kind("train")
+    if train:
+        last = train[-1]
+        stages = run.timeline.stages
+        index = last.get("stage", 0)
+        stage = stages[index].name if index < len(stages) else index
+        parts = [
+            f"stage {stage}",
+            f"step {run.step:,}",
+            f"loss {number(last.get('loss'))}",
+            f"{count(run.tokens)} tokens",
+        ]
+        console.print(Text(" · ".join(parts)))
+
+
+def matrix_table(heat: Heat) -> Table:
+    """A score matrix with shades behind the values, where the terminal has colours."""
+    table = Table(title=heat.title, title_justify="left")
+    table.add_column("")
+    for name in heat.columns:
+        table.add_column(Text(name + (" (not learned)" if name in heat.marked else "")), justify="right")
+    for name, cells in zip(heat.rows, heat.cells, strict=True):
+        table.add_row(Text(name), *(_text(cell) for cell in cells))
+    return table
+
+
+def _text(cell: HeatCell) -> Text:
+    if cell.value is None:
+        return Text("–", style="dim")
+    # From grey to green: readable on light and on dark terminals, and without colours just a number.
+    share = min(max(cell.shade, 0.0), 1.0)
+    red, green, blue = (round(70 + (end - 70) * share) for end in (20, 120, 80))
+    style = Style(color="white", bgcolor=f"rgb({red},{green},{blue})", bold=cell.home)
+    return Text(number(cell.value), style=style)
+
+
+def metrics_table(run: Run) -> Table | None:
+    """The metrics of the matrix, one column a measure."""
+    matrix = run.matrix
+    measures = [name for name in MEASURES[:3] if matrix is not None and name in matrix.measures]
+    if matrix is None or not measures:
+        return None
+    given = run.results.get("metrics", {}) if run.results.get("finished") else {}
+    table = Table("", *(UNITS[name] for name in measures), title="metrics (higher is better; losses count negative)",
+                  title_justify="left")  # fmt: skip
+    for metric in METRICS:
+        values = [(given.get(name) or matrix.metrics(name)).get(metric) for name in measures]
+        table.add_row(metric.replace("_", " "), *(number(value) for value in values))
+    return table
