@@ -60,7 +60,11 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
         check_batch(self.config.batch_size, self.config.per_device_batch_size, self.topology.num_row_shards)
         check_divisible(self.model_spec, self.topology.sizes)
         self.state: TrainState = build.initial_state(
-            self.STATE, self.objective_at(0), self.settings.run.seed_of("init"), self.topology.mesh
+            self.STATE,
+            self.objective_at(0),
+            self.settings.run.seed_of("init"),
+            self.topology.mesh,
+            self.settings.architecture.source,
         )
 
     # What a subclass may declare

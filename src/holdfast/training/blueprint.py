@@ -7,10 +7,11 @@ from typing import Generic, TypeVar
 
 from holdfast.curriculum import Curriculum
 from holdfast.data.sources import find_source
-from holdfast.data.tokenizers import Tokenizer, load_tokenizer, model_vocab_size
+from holdfast.data.tokenizers import Tokenizer, model_vocab_size
 from holdfast.errors import UserError
 from holdfast.evaluation.tasks import find_task
 from holdfast.models.config import ModelSpec, resolve
+from holdfast.models.pretrained import tokenizer_for
 from holdfast.training.configs import BaseTrainerConfig
 from holdfast.training.settings import Settings
 
@@ -35,8 +36,11 @@ def draw(settings: Settings[C], curriculum: Curriculum) -> Blueprint[C]:
     for index, name in enumerate(settings.trainer.evaluations):
         with _at(f"eval/evaluations/{index}"):
             find_task(name, settings.data)
-    tokenizer = load_tokenizer(settings.tokenizer)
-    model = resolve(settings.architecture, block_size=curriculum.block_size, vocab_size=model_vocab_size(tokenizer))
+    architecture = settings.architecture
+    tokenizer = tokenizer_for(architecture.source, settings.tokenizer)
+    # A pretrained model has the vocabulary that it has; ours is rounded up.
+    vocab_size = tokenizer.vocab_size if architecture.source else model_vocab_size(tokenizer)
+    model = resolve(architecture, block_size=curriculum.block_size, vocab_size=vocab_size)
     return Blueprint(settings, curriculum, tokenizer, model)
 
 

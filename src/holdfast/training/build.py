@@ -10,8 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from holdfast.models import axes
 from holdfast.models.decoder import Decoder
+from holdfast.models.pretrained import load_params
 from holdfast.optim import state_shardings
-from holdfast.training.state import KLDivergenceTrainState, Objective, TrainState
+from holdfast.training.state import KLDivergenceTrainState, Objective, TrainState, shardings_of
 
 
 def sharded_init(model: Any, key: jax.Array, *args: Any, mesh: jax.sharding.Mesh, **kwargs: Any) -> tuple[Any, Any]:
@@ -31,14 +32,22 @@ def sharded_init(model: Any, key: jax.Array, *args: Any, mesh: jax.sharding.Mesh
         return unboxed(key), shardings
 
 
-def initial_state(kind: type[TrainState], objective: Objective, seed: int, mesh: jax.sharding.Mesh) -> TrainState:
-    """The state before the first step: initial weights, fresh optimizer, no reference."""
+def initial_state(
+    kind: type[TrainState], objective: Objective, seed: int, mesh: jax.sharding.Mesh, source: str | None = None
+) -> TrainState:
+    """The state before the first step: initial or pretrained weights, fresh optimizer, no reference.
+
+    Args:
+        source: the pretrained model to start from (`architecture/from`).
+    """
     model = Decoder(objective.model)
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    variables, shardings = sharded_init(model, jax.random.key(seed), tokens, mesh=mesh)
-    params = variables["params"]
+    if source is None:
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        params = sharded_init(model, jax.random.key(seed), tokens, mesh=mesh)[0]["params"]
+    else:
+        params = load_params(source, objective.model, mesh)
     replicated = NamedSharding(mesh, PartitionSpec())
-    placed = state_shardings(objective.optimizer, params, shardings["params"], replicated)
+    placed = state_shardings(objective.optimizer, params, shardings_of(params), replicated)
     opt_state = jax.jit(objective.optimizer.init, out_shardings=placed)(params)
 
     def scalar(value: Any) -> Any:

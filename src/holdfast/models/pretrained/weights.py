@@ -97,4 +97,5 @@ def halves(heads: int, head_dim: int, rotated: int) -> NDArray[np.int64]:
     [0, 2, 1, 3, 4, 5]
     """
     one = np.concatenate([np.arange(0, rotated, 2), np.arange(1, rotated, 2), np.arange(rotated, head_dim)])
-    return (np.arange(heads)[:, None] * head_dim + one).reshape(-1)
+    places: NDArray[np.int64] = (np.arange(heads)[:, None] * head_dim + one).reshape(-1)
+    return places

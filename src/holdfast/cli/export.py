@@ -1,0 +1,24 @@
+"""`holdfast export`: a checkpoint as a folder that other programs load."""
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+
+def export_command(
+    run: Annotated[str, typer.Argument(help="RUN or RUN@CHECKPOINT (a step, boundary_1, best_0, final).")],
+    out: Annotated[Path, typer.Argument(help="New folder.")],
+    family: Annotated[
+        Optional[str],
+        typer.Option("--family", help="llama, mistral, qwen2, qwen3, gpt2 or gpt_neox; by itself if it can."),
+    ] = None,
+) -> None:
+    """Write a model as `transformers.AutoModelForCausalLM.from_pretrained(OUT)` loads it, with a model card.
+
+    Example: holdfast export runs/general/default/quickstart@final my-model
+    """
+    from holdfast.training.export import export_run
+
+    done = export_run(run, out, family)
+    print(f"{out}: {done.family}, {done.spec.num_parameters():,} parameters of step {done.step:,}")
