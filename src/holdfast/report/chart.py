@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from holdfast.tracking.console import count
 
@@ -41,6 +41,8 @@ class Panel:
         stacked: the lines are areas, each on top of those before.
         zero: the axis begins at 0.
         level: a horizontal line, such as 0 for differences.
+        y_range: ends of the axis where they are not those of the values; lines may leave it.
+        marks: (x, text) of triangles on the axis.
     """
 
     label: str
@@ -49,6 +51,7 @@ class Panel:
     stacked: bool = False
     zero: bool = False
     level: float | None = None
+    y_range: tuple[float, float] | None = None
     marks: Sequence[tuple[float, str]] = ()
 
 
@@ -84,7 +87,6 @@ class Chart:
     fades: Sequence[tuple[float, float]] = ()
     scatter: bool = False
     x_range: tuple[float, float] | None = None
-    table_note: str = field(default="")
 
     @property
     def legend(self) -> dict[str, int]:

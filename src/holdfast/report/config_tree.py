@@ -46,9 +46,10 @@ def tree(job: str, config: Mapping[str, Any]) -> str:
     known = defaults(job)
     rest = {key: value for key, value in config.items() if key != JOB_KEY}
     count = f"{len(different)} differ from the defaults" if known else "defaults are not known here"
+    short = "".join(_option(path, path, value, different, known) for path, (_, value) in different.items())
     return (
-        f'<div class="config"><p>Job <code>{escape(job)}</code>; {count} (marked).</p>'
-        f"{_section(rest, '', different, known)}</div>"
+        f'<div class="config"><p>Job <code>{escape(job)}</code>; {count}.</p>{short}'
+        f"<details><summary>All options</summary>{_section(rest, '', different, known)}</details></div>"
     )
 
 
@@ -60,8 +61,7 @@ def _section(values: Mapping[str, Any], prefix: str, different: Mapping[str, tup
             inside = sum(other.startswith(path + "/") for other in different)
             mark = f" <mark>{inside}</mark>" if inside else ""
             below = _section(value, path + "/", different, known)
-            shown = " open" if inside else ""
-            parts.append(f"<details{shown}><summary>{escape(str(name))}{mark}</summary>{below}</details>")
+            parts.append(f"<details><summary>{escape(str(name))}{mark}</summary>{below}</details>")
         else:
             parts.append(_option(path, str(name), value, different, known))
     return "".join(parts)

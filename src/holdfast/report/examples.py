@@ -30,7 +30,7 @@ def margin(example: Example) -> float:
     return float(scores[label] or 0.0) - max(others) if others else 0.0
 
 
-def surely_forgotten(run: Run, most: int = 12) -> list[LostExample]:
+def surely_forgotten(run: Run, most: int = 10) -> list[LostExample]:
     """Of all tasks those lost since the row after their own stage, the surest of both answers first."""
     matrix = run.matrix
     if matrix is None:
@@ -46,4 +46,12 @@ def surely_forgotten(run: Run, most: int = 12) -> list[LostExample]:
             continue  # not evaluated since, or the files were not copied along
         for before, after in lost:
             found.append(LostExample(task, before, after, min(margin(before), -margin(after))))
-    return sorted(found, key=lambda each: -each.sureness)[:most]
+    ordered = sorted(found, key=lambda each: -each.sureness)
+    share = max(3, most // max(len({each.task for each in found}), 1))
+    # A task that lost much must not push all others out.
+    kept = [each for task in dict.fromkeys(each.task for each in ordered) for each in _of(ordered, task)[:share]]
+    return sorted(kept, key=lambda each: -each.sureness)[:most]
+
+
+def _of(found: list[LostExample], task: str) -> list[LostExample]:
+    return [each for each in found if each.task == task]

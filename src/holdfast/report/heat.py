@@ -15,6 +15,10 @@ MEASURE_NAMES = {
     "kl_forward": "KL(reference ‖ model), nats per token",
     "kl_reverse": "KL(model ‖ reference), nats per token",
 }
+NOTE = (
+    "Rows: before training and after each stage; columns: tasks. The deeper the shade the better, within its column; "
+    "framed: just after the task's own stage. Small figures are 95 % intervals."
+)
 
 
 @dataclass(frozen=True)
@@ -73,10 +77,8 @@ def matrix_heat(run: Run, measure: str) -> Heat | None:
     better = "lower" if measure in LOWER_IS_BETTER else "higher"
     return Heat(
         f"matrix_{measure}",
-        MEASURE_NAMES.get(measure, measure.replace("_", " ")),
-        f"Rows: before training and after each stage; columns: tasks. The deeper the shade the better "
-        f"({better} is better), within its column; framed: just after the task's own stage. "
-        "Small figures are 95 % intervals.",
+        f"{MEASURE_NAMES.get(measure, measure.replace('_', ' '))} ({better} is better)",
+        NOTE,
         ["before training", *(f"after {stage}" for stage in matrix.stages)],
         [matrix.tasks[column] for column in columns],
         cells,

@@ -104,9 +104,10 @@ def _verdict_table(run: Run, found: Sequence[Verdict]) -> str:
         facts = run.facts.get(each.task, {})
         level = number(facts.get("chance")), number(facts.get("majority"))
         scores = [number(value) for value in (each.before, each.after, each.now)]
-        rows.append([each.task, each.home, UNITS[each.measure], *scores, change, *level, each.word])
-    head = ["task", "stage", "measure", "before", "after its stage", "now", "change since (better: +)", "chance",
-            "majority", "verdict"]  # fmt: skip
+        word = each.word + (" (one answer for all)" if facts.get("one_class") else "")
+        rows.append([each.task, word, each.home, UNITS[each.measure], *scores, change, *level])
+    head = ["task", "verdict", "stage", "measure", "before", "after it", "now", "change since (+ is better)"]
+    head += ["chance", "majority"]
     return (
         '<section id="verdicts"><h2>What became of each task</h2><p class="muted">Forgotten means that the paired '
         "interval over examples, or where these are not kept the intervals of the two scores, leave no doubt.</p>"
@@ -119,9 +120,9 @@ def _matrices(run: Run) -> str:
     if not drawn:
         return '<section id="matrix"><h2>Score matrix</h2><p class="muted">No evaluation was made.</p></section>'
     shown, folded = drawn[:2], drawn[2:]
-    more = "".join(f"<p class='muted'>{escape(each.note)}</p>{heat.html(each)}" for each in folded)
+    more = "".join(heat.html(each) for each in folded)
     rest = f"<details><summary>{len(folded)} more measures</summary>{more}</details>" if folded else ""
-    body = "".join(f"<p class='muted'>{escape(each.note)}</p>{heat.html(each)}" for each in shown)
+    body = f'<p class="muted">{escape(heat.NOTE)}</p>' + "".join(heat.html(each) for each in shown)
     return f'<section id="matrix"><h2>Score matrix</h2>{body}{rest}</section>'
 
 
@@ -136,18 +137,18 @@ def _metrics(run: Run) -> str:
     rows = []
     for metric in METRICS:
         cells = [_metric(f"{name}/{metric}", values[name].get(metric)) for name in measures]
-        rows.append([escape(metric.replace("_", " ")), *cells, escape(MEANINGS[metric])])
+        rows.append([escape(metric.replace("_", " ")), *cells])
     titles = [UNITS[name] + (" (negated)" if name in LOWER_IS_BETTER else "") for name in measures]
-    table = html_table(["metric", *titles, "what it means"], rows, safe=True).replace(
-        "<table>", '<table class="words">'
-    )
+    table = html_table(["metric", *titles], rows, safe=True)
+    meanings = "".join(f"<dt>{name.replace('_', ' ')}</dt><dd>{escape(MEANINGS[name])}</dd>" for name in METRICS)
     left_out = ", ".join(task for task in matrix.tasks if task in matrix.not_learned)
     notes = [f"Left out of the mean forgetting, never above chance: {left_out}."] if left_out else []
     notes += _noise(run)
     told = "".join(f'<p class="muted">{escape(note)}</p>' for note in notes)
     return (
         '<section id="metrics"><h2>Metrics of the matrix</h2><p class="muted">Of higher-is-better scores: losses count '
-        f"negative, so for every measure a positive forgetting is a loss of skill.</p>{table}{told}</section>"
+        f"negative, so for every measure a positive forgetting is a loss of skill.</p>{table}"
+        f'<dl class="words">{meanings}</dl>{told}</section>'
     )
 
 
@@ -179,21 +180,16 @@ def _noise(run: Run) -> list[str]:
 def _examples(lost: Sequence[LostExample]) -> str:
     if not lost:
         return ""
-    rows = [
-        [
-            escape(each.task),
-            f"<blockquote>{escape(_cut(each.before.prompt))}</blockquote>",
-            f"<b>{escape(each.before.answer.strip())}</b>",
-            escape((each.after.chosen or "nothing").strip()),
-            number(each.sureness, 3),
-        ]
+    cards = "".join(
+        f"<li><blockquote>{escape(_cut(each.before.prompt))}</blockquote><p>{escape(each.task)}: answered "
+        f"<b>{escape(each.before.answer.strip())}</b> then, <b>{escape((each.after.chosen or 'nothing').strip())}</b> "
+        f'now <span class="muted">(sure by {number(each.sureness, 3)} nats)</span></p></li>'
         for each in lost
-    ]
-    head = ["task", "question", "answered rightly before", "answer now", "sureness (nats)"]
-    table = html_table(head, rows, safe=True).replace("<table>", '<table class="words">')
+    )
     return (
         '<section id="examples"><h2>Most surely forgotten</h2><p class="muted">Right after the task\'s own stage, '
-        f"wrong now; first those where both the right and the wrong answer had the widest margin.</p>{table}</section>"
+        "wrong now; first those where both the right and the wrong answer had the widest margin.</p>"
+        f'<ol class="cards">{cards}</ol></section>'
     )
 
 
@@ -208,7 +204,7 @@ def _time(run: Run) -> str:
     whole = sum(spent.values()) or 1.0
     rows = [[kind, duration(seconds), f"{seconds:.1f}", f"{seconds / whole:.1%}"] for kind, seconds in spent.items()]
     stage = run.kind("stage")[-1] if run.kind("stage") else {}
-    place = f"{stage.get('processes', '?')} processes, {stage.get('devices', '?')} devices" if stage else ""
+    place = f"Processes: {stage.get('processes', '?')}, devices: {stage.get('devices', '?')}" if stage else ""
     memory = peak_memory(run)
     told = f"{place}; peak memory {f'{memory / 2**30:.2f} GiB' if memory else 'not recorded'}."
     return (

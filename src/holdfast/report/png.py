@@ -88,7 +88,7 @@ def _panel(panel: Panel, axis: Any) -> None:
 
 def _line(line: Line, axis: Any) -> None:
     values = [float("nan") if value is None else value for value in line.y]
-    look = {
+    look: dict[str, dict[str, Any]] = {
         "line": {},
         "both": {"marker": "o", "markersize": 3},
         "points": {"marker": "o", "linestyle": "none"},

@@ -12,7 +12,7 @@ WIDE, NARROW = 880, 400
 PALETTE = (
     "#2f6fde", "#d9622b", "#1f9d6b", "#b03fa3", "#a8860b", "#0e9bb5", "#d13b54", "#6d5bd0", "#6b8e23", "#7a6a5f",
 )  # fmt: skip
-LEFT, RIGHT, GAP, AXIS, TOP = 52, 12, 30, 36, 22
+LEFT, RIGHT, GAP, AXIS, TOP = 52, 12, 34, 36, 24
 LETTER = 6.4  # width of a letter of 11 pixels, roughly
 
 
@@ -33,9 +33,9 @@ class Frame:
         return round(self.left + share * (self.right - self.left), 1)
 
     def py(self, value: float) -> float:
-        """The place of a y; what is out of the axis stays at its end."""
+        """The place of a y; what is far out of the axis stays near, so that numbers stay short."""
         share = (value - self.y[0]) / ((self.y[1] - self.y[0]) or 1.0)
-        return round(self.bottom - min(max(share, -0.02), 1.02) * (self.bottom - self.top), 1)
+        return round(self.bottom - min(max(share, -9.0), 9.0) * (self.bottom - self.top), 1)
 
 
 def draw(chart: Chart, width: int = WIDE, *, alone: bool = False) -> str:
@@ -44,9 +44,10 @@ def draw(chart: Chart, width: int = WIDE, *, alone: bool = False) -> str:
     parts: list[str] = []
     if frames:
         parts += _spans(chart, frames)
-    for panel, frame in zip(chart.panels, frames, strict=True):
+    for index, (panel, frame) in enumerate(zip(chart.panels, frames, strict=True)):
         parts += _axes(panel, frame)
-        parts += _areas(panel, frame) if panel.stacked else _lines(panel, frame, chart.scatter)
+        drawn = _areas(panel, frame) if panel.stacked else _lines(panel, frame, chart.scatter)
+        parts += _clipped(drawn, frame, f"{chart.name}-{width}-{index}")
         parts += _marks(panel, frame)
     if frames:
         parts += _x_axis(chart, frames[-1], width)
@@ -78,6 +79,8 @@ def layout(chart: Chart, width: int) -> tuple[list[Frame], int]:
 
 def y_limits(panel: Panel) -> tuple[float, float]:
     """The ends of a panel's y-axis."""
+    if panel.y_range is not None:
+        return panel.y_range
     if panel.stacked:
         sums = [sum(value or 0.0 for value in column) for column in zip(*(line.y for line in panel.lines), strict=True)]
         return limits([0.0, *sums], pad=0.0, zero=True)
@@ -113,17 +116,17 @@ def _spans(chart: Chart, frames: Sequence[Frame]) -> Iterator[str]:
 def shortened(text: str, width: float) -> str:
     """A text cut to a width in pixels; nothing when not even three letters fit.
 
-    >>> shortened("shakespeare", 40), shortened("shakespeare", 100), shortened("shakespeare", 12)
+    >>> shortened("shakespeare", 46), shortened("shakespeare", 100), shortened("shakespeare", 12)
     ('shake…', 'shakespeare', '')
     """
-    letters = int(width / LETTER)
+    letters = int((width - 6) / LETTER)
     if letters >= len(text):
         return text
     return text[: letters - 1] + "…" if letters >= 3 else ""
 
 
 def _axes(panel: Panel, frame: Frame) -> Iterator[str]:
-    yield f'<text class="label" x="{frame.left - 44}" y="{frame.top - 7}">{escape(panel.label)}</text>'
+    yield f'<text class="label" x="{frame.left - 44}" y="{frame.top - 10}">{escape(panel.label)}</text>'
     for tick in ticks(*frame.y, wanted=max(2, panel.height // 45)):
         y = frame.py(tick)
         yield f'<line class="grid" x1="{frame.left}" x2="{frame.right}" y1="{y}" y2="{y}"/>'
@@ -138,7 +141,7 @@ def _tick(value: float) -> str:
 
 
 def _x_axis(chart: Chart, frame: Frame, width: int) -> Iterator[str]:
-    for tick in ticks(*frame.x, wanted=max(3, width // 130)):
+    for tick in ticks(*frame.x, wanted=max(4, width // 130)):
         x = frame.px(tick)
         yield f'<line class="grid" x1="{x}" x2="{x}" y1="{frame.bottom}" y2="{frame.bottom + 4}"/>'
         anchor = "end" if x > frame.right - 12 else "middle"
@@ -146,6 +149,14 @@ def _x_axis(chart: Chart, frame: Frame, width: int) -> Iterator[str]:
     middle = (frame.left + frame.right) / 2
     place = f'x="{middle}" y="{frame.bottom + 32}" text-anchor="middle"'
     yield f'<text class="label" {place}>{escape(chart.x_label)}</text>'
+
+
+def _clipped(drawn: Iterator[str], frame: Frame, name: str) -> Iterator[str]:
+    """What a panel shows, without what leaves it; dots at its edge stay whole."""
+    size = f'y="{frame.top - 4}" width="{frame.right - frame.left + 8}" height="{frame.bottom - frame.top + 8}"'
+    yield f'<clipPath id="{name}"><rect x="{frame.left - 4}" {size}/></clipPath><g clip-path="url(#{name})">'
+    yield from drawn
+    yield "</g>"
 
 
 def _group(line: Line, content: str) -> str:
@@ -241,7 +252,8 @@ def _style() -> str:
         for index, color in enumerate(PALETTE)
     )
     return (
-        "<style>text{font:11px sans-serif;fill:#333}.label{fill:#555}.line{fill:none;stroke-width:1.6}.area{opacity:.85}"
-        ".band{opacity:.18}.grid{stroke:#e3e3e3}.level{stroke:#999}.boundary{stroke:#888;stroke-dasharray:2 3}"
+        "<style>text{font:11px sans-serif;fill:#333}.label{fill:#555}.line{fill:none;stroke-width:1.6}"
+        ".area{opacity:.85}.band{opacity:.18}.grid{stroke:#e3e3e3}.level{stroke:#999}"
+        ".boundary{stroke:#888;stroke-dasharray:2 3}"
         ".span0{fill:#f7f7f7}.span1{fill:#fff}.fade{fill:#888;opacity:.12}.mark{fill:#333}" + colors + "</style>"
     )

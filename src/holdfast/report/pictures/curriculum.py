@@ -1,8 +1,11 @@
 """The curriculum as it was run: rows of each dataset, betas, learning rate and reference snapshots."""
 
-from holdfast.report.chart import MOST_POINTS, Chart, Line, Panel, thin
+from holdfast.report.chart import Chart, Line, Panel, thin
 from holdfast.report.pictures.axis import token_axis, told
 from holdfast.report.run_files import Run
+
+# A few rows of replay come and go from step to step: their mean over some steps is what can be seen.
+PIECES = 60
 
 
 def picture(run: Run) -> Chart | None:
@@ -10,13 +13,13 @@ def picture(run: Run) -> Chart | None:
     records = [record for record in run.kind("train") if record.get("rows")]
     if not records:
         return None
-    every = -(-len(records) // MOST_POINTS)
-    drawn = [*records[::every], *([records[-1]] if (len(records) - 1) % every else [])]
+    every = -(-len(records) // PIECES)
+    pieces = [records[start : start + every] for start in range(0, len(records), every)]
     names = [name for name in run.datasets if any(name in record["rows"] for record in records)]
-    x = [0.0, *(float(record["tokens"]) for record in drawn)]
+    x = [0.0, *(float(piece[-1]["tokens"]) for piece in pieces)]
     lines = []
     for name in names:
-        rows = [float(record["rows"].get(name, 0)) for record in drawn]
+        rows = [sum(record["rows"].get(name, 0) for record in piece) / len(piece) for piece in pieces]
         lines.append(Line(name, x, [rows[0], *rows], run.color(name)))
     panels = [Panel("rows of each dataset in a step", lines, 190, stacked=True)]
     marks = [(float(at), f"reference snapshot at {at:,} tokens") for at in run.timeline.snapshots if at <= run.tokens]
@@ -32,7 +35,8 @@ def picture(run: Run) -> Chart | None:
     return Chart(
         "curriculum",
         "The curriculum as it was run",
-        "Rows of each dataset in the recorded steps; grey regions are fades, dotted lines stage boundaries.",
+        f"Rows of each dataset, mean over {every} recorded step{'s' if every > 1 else ''}; grey regions are fades, "
+        "dotted lines stage boundaries.",
         f"Stacked areas of the rows of {told(names)} over the tokens of the run. Stages: {stages}. "
         f"{len(run.timeline.fades)} fades; {len(marks)} reference snapshots.",
         panels,

@@ -4,6 +4,7 @@ import itertools
 
 from holdfast.report.chart import Chart, Line, Panel, number
 from holdfast.report.pictures.axis import token_axis
+from holdfast.report.pictures.forgetting import seen_range
 from holdfast.report.run_files import Run
 
 MEASURES = {"bits_per_byte": "bits per byte", "nll": "held-out NLL", "accuracy": "accuracy"}
@@ -24,10 +25,10 @@ def picture(run: Run) -> Chart | None:
             if any(y is not None for _, y in known):
                 x, y = _cut(known, gap)
                 lines.append(Line(name, x, y, run.color(name), "both"))
-                values = [value for value in y if value is not None]
-                said.append(f"{name} {label} between {number(min(values))} and {number(max(values))}")
         if lines and not (measure == "nll" and panels):
-            panels.append(Panel(f"{label}, probes", lines, 190))
+            seen = None if measure == "accuracy" else seen_range(run, lines)
+            panels.append(Panel(f"{label}, probes", lines, 190, y_range=seen))
+            said += [f"{line.name} {label} between {_ends(line)}" for line in lines]
     return (
         Chart(
             "dip",
@@ -41,6 +42,11 @@ def picture(run: Run) -> Chart | None:
         if panels
         else None
     )
+
+
+def _ends(line: Line) -> str:
+    known = [value for value in line.y if value is not None]
+    return f"{number(min(known))} and {number(max(known))}"
 
 
 def _gap(tokens: list[int]) -> float:
