@@ -43,7 +43,7 @@ def encode_documents(documents: list[Document], tokenizer: Tokenizer) -> Encoded
     records["length"] = lengths + np.fromiter(map(len, pieces[1:]), np.int64, len(documents))
     records["bytes"] = [len(document.full_text.encode()) for document in documents]
     keys = [digest(normalise(document.text or document.prompt)) for document in documents]
-    groups = (digest(document.group) if document.group else key for document, key in zip(documents, keys, strict=True))
+    groups = (document.key if document.group else key for document, key in zip(documents, keys, strict=True))
     records["key"] = np.frombuffer(b"".join(keys), "<u8")
     records["group"] = np.frombuffer(b"".join(groups), "<u8")
     ends = np.cumsum(records["length"], dtype=np.int64)
