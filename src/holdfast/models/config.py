@@ -81,7 +81,9 @@ class ArchitectureConfig:
         "architecture/remat", default=None, help="recompute each layer in the backward pass to save memory"
     )
     scan_layers: Optional[bool] = field(
-        "architecture/scan_layers", default=None, help="compile one layer and loop over it; same parameters either way"
+        "architecture/scan_layers",
+        default=None,
+        help="compile one layer and loop over it (from 13 layers on); same parameters either way",
     )
     vocab_size: Optional[int] = field(
         "architecture/vocab_size", default=None, ge=2, help="rows of the embedding; null: the tokenizer's"
@@ -116,7 +118,7 @@ class ModelSpec:
     param_dtype: str = "float32"
     dtype: str = "float32"
     remat: bool = False
-    scan_layers: bool = True
+    scan_layers: bool = False
     # Only pretrained models have these: how their rotary positions were stretched.
     rope_scaling: str = "none"  # none, linear or llama3
     rope_factor: float = 1.0
@@ -250,6 +252,8 @@ def _fill(values: dict[str, Any]) -> dict[str, Any]:
         gated = values.get("activation", "gelu").endswith("_gated")
         values["n_ff"] = -(-(8 * n_embd) // (3 * 64)) * 64 if gated else 4 * n_embd
     values.setdefault("qkv_bias", values.get("bias", False))
+    # Unrolled layers run a fifth faster on a CPU and take less memory; deep models would compile for too long.
+    values.setdefault("scan_layers", values["n_layers"] > 12)
     return values
 
 

@@ -214,8 +214,12 @@ def rotate(x_BTHK: jax.Array, angles: tuple[jax.Array, jax.Array], *, interleave
     return jnp.concatenate([out.astype(x_BTHK.dtype), kept], axis=-1) if kept.shape[-1] else out.astype(x_BTHK.dtype)
 
 
+@functools.partial(jax.checkpoint, static_argnums=0)
 def activate(kind: str, up: jax.Array, gate: jax.Array | None) -> jax.Array:
-    """The feed-forward activation; gated kinds multiply the activated gate with `up`."""
+    """The feed-forward activation; gated kinds multiply the activated gate with `up`.
+
+    The backward pass computes it again: that is as fast as reading what would be kept of it, and saves the memory.
+    """
     if gate is None:
         return nn.gelu(up, approximate=kind == "gelu")
     return (nn.silu(gate) if kind == "silu_gated" else nn.gelu(gate, approximate=True)) * up
