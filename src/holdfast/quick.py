@@ -39,11 +39,12 @@ class QuickJob:
         values = OmegaConf.to_container(self.config, resolve=False)
         assert isinstance(values, dict)
         cfg = merge(self._classes, {str(key): value for key, value in values.items()})
+        from holdfast.report import write_report
         from holdfast.training.check import checked
         from holdfast.training.start import start_run
 
         checked(self.job, cfg)
-        return start_run(self.job, cfg, **self._place)
+        return start_run(self.job, cfg, **self._place, on_results=write_report)
 
 
 @contextlib.contextmanager

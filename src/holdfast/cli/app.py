@@ -7,11 +7,18 @@ from typing import Annotated, List, Optional
 import typer
 
 from holdfast.cli.checkpoints import checkpoints_command
+from holdfast.cli.compare import compare_command
 from holdfast.cli.configure import configure_command
+from holdfast.cli.data import app as data_app
+from holdfast.cli.export import export_command
+from holdfast.cli.import_ import import_command
 from holdfast.cli.jobs import jobs_command
 from holdfast.cli.plan import plan_command
 from holdfast.cli.prepare import prepare_command
+from holdfast.cli.report import report_command
 from holdfast.cli.run import run_command
+from holdfast.cli.show import show_command
+from holdfast.cli.tokenizer import app as tokenizer_app
 from holdfast.errors import RunError, UserError
 
 app = typer.Typer(
@@ -43,9 +50,16 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare_command,
     "run": run_command,
     "checkpoints": checkpoints_command,
+    "show": show_command,
+    "report": report_command,
+    "compare": compare_command,
+    "import": import_command,
+    "export": export_command,
 }
 for name, command in COMMANDS.items():
     app.command(name)(command)
+app.add_typer(data_app, name="data")
+app.add_typer(tokenizer_app, name="tokenizer")
 
 
 def main() -> None:

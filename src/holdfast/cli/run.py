@@ -1,5 +1,6 @@
 """`holdfast run`: train, and go on where an earlier process stopped."""
 
+import functools
 from pathlib import Path
 from typing import Annotated, List, Optional
 
@@ -38,6 +39,7 @@ def run_command(
 
     checked(resolved.job, resolved.cfg)
 
+    from holdfast.report import print_summary, write_report
     from holdfast.training.start import start_run
 
     code = start_run(
@@ -49,5 +51,8 @@ def run_command(
         root=out,
         parent=parent,
         init_from=init_from,
+        on_results=functools.partial(write_report, pictures=False),
     )
+    if code == 0:
+        print_summary(out / project / group / (name or config.stem))
     raise typer.Exit(code)

@@ -9,7 +9,8 @@ at the end: results and report
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +40,18 @@ class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for 
         super().__init__(f"stopped by {signal.Signals(signal_number).name} at step {step}; the same command goes on")
 
 
-def run(trainer: "BaseTrainer[Any, Any]", parent: str | None = None, init_from: str | None = None) -> None:
+def run(
+    trainer: "BaseTrainer[Any, Any]",
+    parent: str | None = None,
+    init_from: str | None = None,
+    on_results: Callable[[Path], object] | None = None,
+) -> None:
     """Train to the end, from wherever the run's checkpoints are.
 
     Args:
         parent: `RUN@CHECKPOINT` whose past a new run shares.
         init_from: `RUN[@CHECKPOINT]` whose weights a new run starts from.
+        on_results: called with the run's folder whenever results were written; what it raises is only shown.
     """
     with run_lock(trainer.spec.run_dir), interrupts() as asked:
         assert trainer.plan, "data is prepared before anything else"
@@ -59,7 +66,7 @@ def run(trainer: "BaseTrainer[Any, Any]", parent: str | None = None, init_from: 
         tracker = Tracker.open([] if already_done else names, run_info(trainer))
         store = CheckpointStore(trainer.checkpoint_dir, rolling=trainer.settings.run.rolling)
         try:
-            session = Session(trainer, tracker, store, progress)
+            session = Session(trainer, tracker, store, progress, on_results)
             if already_done:
                 print(f"{trainer.spec.run_dir}: this run is finished ({trainer.stages.total_steps} steps)")
             else:
@@ -154,8 +161,10 @@ class Session:
         tracker: Tracker,
         store: CheckpointStore,
         progress: resume.Progress,
+        on_results: Callable[[Path], object] | None = None,
     ) -> None:
         self.trainer = trainer
+        self.on_results = on_results
         self.stages = trainer.stages
         self.agenda = trainer.agenda
         self.tracker = tracker
@@ -318,7 +327,7 @@ class Session:
         if self.agenda.saves(step) or tags:
             self.checkpoint(step, tuple(tags))
         if measures:
-            self.meter.write_results(finished=False)
+            self.write_results(finished=False)
 
     def validate(self, step: int) -> list[str]:
         """Validation loss of every source; returns the tag of a checkpoint that is the best of its stage."""
@@ -360,8 +369,18 @@ class Session:
         self.saved_step = step
 
     def finish(self) -> None:
-        """Results, and what the user sees of them."""
-        self.meter.write_results(finished=True)
+        """The results of a whole run."""
+        self.write_results(finished=True)
+
+    def write_results(self, *, finished: bool) -> None:
+        """Write what is known, and let whoever asked make pages of it."""
+        self.meter.write_results(finished=finished)
+        if self.on_results is not None:
+            try:
+                self.on_results(self.trainer.spec.run_dir)
+            except Exception as error:  # a picture that fails must not stop training
+                self.tracker.message(f"warning: no report: {type(error).__name__}: {error}")
+                self.on_results = None
 
     def tokens(self, step: int) -> int:
         """Tokens seen after a step."""

@@ -1,5 +1,6 @@
 """Start a job by name: devices, compilation cache, trainer, run."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,14 @@ def start_run(
     root: Path,
     parent: str | None = None,
     init_from: str | None = None,
+    on_results: Callable[[Path], object] | None = None,
 ) -> int:
     """Run a job to its end; returns the exit code, above 128 when a signal stopped it."""
     use_compilation_cache(cfg)
     spec = ExecutionSpec.local(root, name=name, project=project, group=group, topology=configure(TopologyConfig, cfg))
     trainer = make_trainer(job, cfg, spec)
     try:
-        loop.run(trainer, parent=parent, init_from=init_from)
+        loop.run(trainer, parent=parent, init_from=init_from, on_results=on_results)
     except loop.Interrupted as stopped:
         print(stopped)
         return 128 + stopped.signal_number
