@@ -12,7 +12,7 @@ import yaml
 from holdfast.errors import UserError
 from holdfast.evaluation.matrix import Point, ScoreMatrix, task_homes, task_names, tasks_not_learned
 from holdfast.execution.checkpoints import list_checkpoints
-from holdfast.execution.files import is_locked
+from holdfast.report.live import alive
 from holdfast.report.timeline import Timeline, from_curriculum, from_records
 from holdfast.tracking.jsonl import FILE_NAME, read
 
@@ -57,10 +57,10 @@ def open_run(path: Path) -> "Run":
         raise UserError(f"{path}: this folder holds no run ({CONFIG}, {FILE_NAME}); expected OUT/PROJECT/GROUP/NAME")
     metrics = path / FILE_NAME
     records = read(metrics) if metrics.is_file() else []
-    return Run(path, read_config(path), records, read_results(path), is_locked(path))
+    return Run(path, read_config(path), records, read_results(path), alive(path))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """Everything that is known of one run.
 

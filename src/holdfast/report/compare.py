@@ -1,0 +1,220 @@
+"""Runs beside each other, on the terminal, on a page, as CSV and as LaTeX."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from holdfast.errors import UserError
+from holdfast.evaluation.matrix import METRICS
+from holdfast.execution.files import write_atomically
+from holdfast.report import compare_charts, heat
+from holdfast.report.chart import number
+from holdfast.report.config_tree import shown
+from holdfast.report.export import latex_table, open_runs, to_csv
+from holdfast.report.figures import figure, html_table
+from holdfast.report.groups import Group, best_group, config_differences, grouped, mean_and_spread, run_names
+from holdfast.report.page import MEANINGS, page
+from holdfast.report.run_files import Run
+
+MARK = "best"
+HONEST = (
+    "Nothing is marked best unless it is better than every other one over paired seeds: the 95 % interval of the "
+    "differences excludes zero."
+)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of one group: mean, spread over seeds, and whether it is surely the best."""
+
+    mean: float | None
+    spread: float | None
+    best: bool
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return "–"
+        return number(self.mean) + (f" ± {number(self.spread, 3)}" if self.spread is not None else "")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs in groups of one config."""
+
+    runs: tuple[Run, ...]
+    names: tuple[str, ...]
+    groups: tuple[Group, ...]
+
+    def measures(self) -> list[str]:
+        """Measures of the matrix that any run has."""
+        return [
+            measure
+            for measure in compare_charts.UNITS
+            if any(g.values(measure, m) for g in self.groups for m in METRICS)
+        ]
+
+    def scores(self) -> Iterator[tuple[str, str, list[Score]]]:
+        """Every metric that any group has, with the score of each group."""
+        for measure in self.measures():
+            for metric in METRICS:
+                best = best_group(self.groups, measure, metric)
+                scores = []
+                for index, group in enumerate(self.groups):
+                    values = list(group.values(measure, metric).values())
+                    mean, spread = mean_and_spread(values) if values else (None, None)
+                    scores.append(Score(mean, spread, index == best))
+                if any(score.mean is not None for score in scores):
+                    yield measure, metric, scores
+
+    @property
+    def names_of(self) -> dict[Run, str]:
+        """The name of each run."""
+        return dict(zip(self.runs, self.names, strict=True))
+
+
+def compare(patterns: Sequence[str | Path]) -> Comparison:
+    """Open the runs that paths or globs name; fewer than two are a mistake."""
+    runs = open_runs(patterns)
+    if len(runs) < 2:
+        raise UserError(f"{' '.join(map(str, patterns))}: {len(runs)} run; expected at least two runs to compare")
+    return Comparison(tuple(runs), tuple(run_names(runs)), tuple(grouped(runs)))
+
+
+def print_comparison(found: Comparison, console: Console | None = None) -> None:
+    """Tables for the terminal: what differs, and the metrics."""
+    console = console or Console(highlight=False)
+    console.print(differences_table(found))
+    table = Table(
+        "metric", *(Column(Text(_titled(group))) for group in found.groups), title="metrics, mean ± spread over seeds"
+    )
+    for measure, metric, scores in found.scores():
+        cells = [
+            Text(f"{score} {MARK}" if score.best else str(score), "bold green" if score.best else "")
+            for score in scores
+        ]
+        table.add_row(Text(f"{compare_charts.UNITS[measure]}: {metric.replace('_', ' ')}"), *cells)
+    console.print(table)
+    console.print(Text(HONEST), style="dim")
+
+
+def _titled(group: Group) -> str:
+    return group.name + (f" (! {', '.join(group.warnings)})" if group.warnings else "")
+
+
+def differences_table(found: Comparison) -> Table:
+    """What differs in the configs, one column a run."""
+    table = Table("option", *(Column(Text(name)) for name in found.names), title="what differs")
+    for path, values in config_differences(found.runs).items():
+        table.add_row(Text(path), *(Text(_short(value)) for value in values))
+    return table
+
+
+def _short(value: Any, most: int = 60) -> str:
+    text = shown(value)
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def render(found: Comparison) -> str:
+    """The comparison as a page that needs nothing else."""
+    measures = found.measures()
+    main = compare_charts.shared_measure(found.groups)
+    planes = [compare_charts.plane(found.groups, found.names_of, measure) for measure in [main] if measure]
+    curves = [compare_charts.overlaid(found.groups, measure) for measure in measures]
+    body = [
+        f"<h1>{len(found.runs)} runs compared</h1>",
+        _group_list(found),
+        _metrics(found),
+        *(figure(chart) for chart in planes if chart is not None),
+        *(figure(chart) for chart in curves if chart is not None),
+        _matrices(found, measures),
+        _differences(found),
+    ]
+    return page("Holdfast: runs compared", "\n".join(body))
+
+
+def _group_list(found: Comparison) -> str:
+    names = found.names_of
+    rows = []
+    for group in found.groups:
+        warn = f'<span class="warn">{escape(", ".join(group.warnings))}</span>' if group.warnings else ""
+        runs = ", ".join(f"{escape(names[run])} (seed {escape(str(run.seed))})" for run in group.runs)
+        rows.append([escape(group.name), runs, warn])
+    return (
+        '<section id="groups"><h2>Runs</h2><p class="muted">Seeds of the same config are one group. Runs with other '
+        "amounts of new data or compute than the rest are flagged: learning less is not forgetting less.</p>"
+        f"{html_table(['group', 'runs', 'flags'], rows, safe=True)}</section>"
+    )
+
+
+def _metrics(found: Comparison) -> str:
+    rows = []
+    for measure, metric, scores in found.scores():
+        title = f"{compare_charts.UNITS[measure]}: {metric.replace('_', ' ')}"
+        cells = [
+            f'<span data-metric="{measure}/{metric}" data-value="{"" if score.mean is None else repr(score.mean)}"'
+            + (f' class="best">{score} ★ {MARK}</span>' if score.best else f">{score}</span>")
+            for score in scores
+        ]
+        rows.append([f'<span title="{escape(MEANINGS[metric])}">{escape(title)}</span>', *cells])
+    heads = ["metric", *(group.name for group in found.groups)]
+    return (
+        f'<section id="metrics"><h2>Metrics</h2><p class="muted">Of higher-is-better scores (losses count negative); '
+        f"of forgetting less is better. Mean ± standard deviation over seeds. {HONEST}</p>"
+        f"{html_table(heads, rows, safe=True)}</section>"
+    )
+
+
+def _matrices(found: Comparison, measures: Sequence[str]) -> str:
+    parts = []
+    for measure in measures:
+        drawn = [heat.html(each) for each in compare_charts.group_heats(found.groups, measure)]
+        if drawn:
+            title = escape(compare_charts.UNITS[measure])
+            parts.append(
+                f'<details open><summary>{title}</summary><div class="beside">{"".join(drawn)}</div></details>'
+            )
+    note = "The mean over seeds of each group, and its difference from the first: green is better, orange worse."
+    return (
+        f'<section id="matrices"><h2>Score matrices</h2><p class="muted">{note}</p>{"".join(parts)}</section>'
+        if parts
+        else ""
+    )
+
+
+def _differences(found: Comparison) -> str:
+    rows = [
+        [path, *(_short(value, 120) for value in values)] for path, values in config_differences(found.runs).items()
+    ]
+    table = html_table(["option", *found.names], rows) if rows else "<p>Nothing differs.</p>"
+    return f'<section id="differences"><h2>What differs in the configs</h2>{table}</section>'
+
+
+def write_csv(found: Comparison, path: Path) -> None:
+    """All numbers of all runs as tidy rows."""
+    write_atomically(path, to_csv(found.runs, found.names))
+
+
+def write_latex(found: Comparison, path: Path) -> None:
+    """The metrics as a table; what is surely best is bold."""
+    rows = []
+    for measure, metric, scores in found.scores():
+        cells = []
+        for score in scores:
+            text = str(score).replace("±", r"\pm")
+            plain = "--" if score.mean is None else f"${text}$"
+            cells.append(f"\\textbf{{{plain}}}" if score.best else plain)
+        rows.append([f"{compare_charts.UNITS[measure]}: {metric.replace('_', ' ')}", *cells])
+    heads = ["", *(_titled(group) for group in found.groups)]
+    write_atomically(path, latex_table(heads, rows, f"Mean and standard deviation over seeds. {HONEST}"))
+
+
+def write_page(found: Comparison, path: Path) -> Path:
+    """The comparison as `compare.html`."""
+    write_atomically(path, render(found))
+    return path
