@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-QUICKSTART ?= $(BIN)/holdfast run examples/quickstart.yaml --name quickstart
+QUICKSTART := runs/general/quickstart
 PYTEST_ARGS ?=
 
 # pip says only what went wrong, and asks nothing.
@@ -38,8 +38,10 @@ $(STAMPS)/dev: pyproject.toml constraints.txt | $(STAMPS)/venv
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $@ $(STAMPS)/test $(STAMPS)/core
 
-quickstart: $(STAMPS)/core ## install into .venv and train a small model; the same command again resumes
-	$(QUICKSTART)
+quickstart: $(STAMPS)/core ## install into .venv, train with and without an anchor, compare; again: resumes
+	$(BIN)/holdfast run examples/quickstart/plain.yaml --group quickstart
+	$(BIN)/holdfast run examples/quickstart/holdfast.yaml --group quickstart
+	$(BIN)/holdfast compare $(QUICKSTART)/plain $(QUICKSTART)/holdfast --html $(QUICKSTART)/compare.html
 
 test: $(STAMPS)/test ## run the tests that need nothing but Python
 	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)

@@ -1,7 +1,5 @@
 """Tiny trainers for tests: real data that needs no download, models of a few thousand parameters."""
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +50,7 @@ def options(job: str, values: dict[str, Any], *overrides: str) -> DictConfig:
     return merge(config_classes(job), values, list(overrides))
 
 
-CACHE = (
-    Path(tempfile.gettempdir())
-    / f"holdfast-tests-{os.getuid()}-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
-)
-
-
 def trainer(job: str, values: dict[str, Any], folder: Path, *overrides: str, name: str = "run", **axes: int) -> Any:
     """A trainer that writes below a folder."""
     spec = ExecutionSpec.local(folder, name=name, topology=TopologyConfig(**axes))
-    return make_trainer(job, options(job, values, f"data.cache={CACHE}", *overrides), spec)
+    return make_trainer(job, options(job, values, *overrides), spec)

@@ -1,0 +1,13 @@
+"""Settings of the whole suite: compiled functions are shared between tests through JAX's cache."""
+
+import os
+import tempfile
+from pathlib import Path
+
+# One folder for a run of the suite, also when it is spread over several processes.
+SUITE = os.environ.setdefault("HOLDFAST_TEST_SUITE", f"{os.getpid()}")
+CACHE = Path(tempfile.gettempdir()) / f"holdfast-tests-{os.getuid()}-{SUITE}"
+os.environ.setdefault("HOLDFAST_CACHE", str(CACHE))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE / "compiled"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
