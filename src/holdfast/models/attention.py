@@ -58,8 +58,12 @@ def chunked_attention(
 
 
 def chunk_length(length: int) -> int:
-    """Queries in one chunk: small enough to skip most masked keys, few enough chunks to compile quickly."""
-    return max(64, -(-length // 16))
+    """Queries in one chunk: small enough to skip most masked keys, few enough chunks to compile quickly.
+
+    >>> [chunk_length(length) for length in (100, 256, 512, 2048, 4096)]
+    [64, 64, 128, 128, 256]
+    """
+    return max(64, min(128, length // 4), length // 16)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))

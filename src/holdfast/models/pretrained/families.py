@@ -76,7 +76,7 @@ def normalised(spec: ModelSpec) -> ModelSpec:
     plain: dict[str, Any] = {name: ModelSpec.__dataclass_fields__[name].default for name in FREE}
     if spec.positions != "rotary":
         plain |= {name: item.default for name, item in ModelSpec.__dataclass_fields__.items() if "rope" in name}
-    return dataclasses.replace(spec, rope_interleaved=False, **plain)
+    return dataclasses.replace(spec, **{**plain, "rope_interleaved": False})
 
 
 def family_of(config: Mapping[str, Any], where: Any) -> Family:
