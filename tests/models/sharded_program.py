@@ -14,7 +14,7 @@ from holdfast.models import BATCH_AXES, RULES, ArchitectureConfig, Decoder, chec
 from holdfast.objectives.token_loss import token_loss
 
 R, T, V = 8, 16, 64
-OPTIONS = {"n_layers": 2, "n_embd": 32, "n_head": 4, "n_kv_head": 4, "n_ff": 64}
+OPTIONS = {"n_layers": 2, "n_embd": 32, "n_head": 4, "n_kv_head": 4, "n_ff": 64, "scan_layers": True}
 
 
 def loss(decoder, params, reference, x, y):
@@ -61,7 +61,7 @@ def results(preset, sizes):
 
 
 def main():
-    for preset, meshes in (("gpt2", [(2, 2, 1), (1, 2, 2)]), ("llama-160m", [(1, 2, 2), (1, 1, 4)])):
+    for preset, meshes in (("gpt2", [(2, 2, 1)]), ("llama-160m", [(1, 2, 2)])):
         expected, _ = results(preset, (1, 1, 1))
         for sizes in meshes:
             got, text = results(preset, sizes)

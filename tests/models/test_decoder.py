@@ -82,7 +82,7 @@ def test_scanned_unrolled_and_rematerialised_layers_are_the_same():
 
 
 def test_initial_values_are_gpt2s():
-    decoder = model("gpt2", n_layers=8, n_embd=64)
+    decoder = model("gpt2", n_layers=8, n_embd=64, scan_layers=True)
     params = parameters(decoder)
     layers = params["layers"]
     for kernel, std in (

@@ -14,7 +14,7 @@ def value(policy_logp_CV: jax.Array, reference_logp_CV: jax.Array, targets_C: ja
     """log r(target) − log π(target).
 
     >>> half, quarter = jnp.log(jnp.array([[0.5, 0.5]])), jnp.log(jnp.array([[0.25, 0.75]]))
-    >>> float(value(half, quarter, jnp.array([0])).round(4)[0])
+    >>> print(f"{value(half, quarter, jnp.array([0]))[0]:.4f}")
     -0.6931
     """
     difference_CV = reference_logp_CV - policy_logp_CV
