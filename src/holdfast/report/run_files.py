@@ -12,14 +12,11 @@ import yaml
 from holdfast.errors import UserError
 from holdfast.evaluation.matrix import Point, ScoreMatrix, task_homes, task_names, tasks_not_learned
 from holdfast.execution.checkpoints import list_checkpoints
-from holdfast.report.live import alive
+from holdfast.report.live import LOADER, alive
 from holdfast.report.timeline import Timeline, from_curriculum, from_records
 from holdfast.tracking.jsonl import FILE_NAME, read
 
 CONFIG, RESULTS, EXAMPLES = "config.yaml", "results.json", "evaluations"
-
-# The C parser is some ten times faster, which a list of hundreds of runs needs.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def is_run(path: Path) -> bool:
@@ -34,7 +31,7 @@ def is_run(path: Path) -> bool:
 def read_config(path: Path) -> dict[str, Any]:
     """The options of a run as nested mappings; empty when there is no readable file."""
     try:
-        tree = yaml.load((path / CONFIG).read_bytes(), Loader=_Loader)
+        tree = yaml.load((path / CONFIG).read_bytes(), Loader=LOADER)
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
         return {}
     return tree if isinstance(tree, dict) else {}

@@ -21,7 +21,7 @@ class Verdict:
     Args:
         before: its score before its stage began, `after` at the end of it, `now` at the latest evaluation.
         word: `learned`, `forgotten`, `not learned`, or `waiting` where its stage is still to come.
-        change: now minus after, better upwards.
+        change: now minus after, better upwards; None where nothing came after its stage yet.
         interval: of the change, paired over examples where these are kept; else None.
     """
 
@@ -73,10 +73,11 @@ def _verdict(run: Run, matrix: ScoreMatrix, task: str, home: int, measure: str, 
     if after is None or now is None:
         return Verdict(task, measure, stage, before, after, now, "waiting")
     sign = -1.0 if measure in LOWER_IS_BETTER else 1.0
+    change = sign * (now - after) if home < last else None
     if (measure == "accuracy" and task in matrix.not_learned) or not _rose(run, task, measure, home):
-        return Verdict(task, measure, stage, before, after, now, "not learned", sign * (now - after))
-    change, interval, worse = sign * (now - after), None, False
-    if home < last:
+        return Verdict(task, measure, stage, before, after, now, "not learned", change)
+    interval, worse = None, False
+    if change is not None:
         difference = _paired(run, task, home, last) if measure == "accuracy" else None
         if difference is not None:
             interval, worse = (difference.low, difference.high), difference.high < 0
@@ -150,7 +151,7 @@ def sentence(run: Run, found: list[Verdict] | None = None) -> str:
     lost = [f"{each.task} ({_loss(each)})" for each in found if each.word == "forgotten"]
     missed = [f"{each.task} ({each.scores})" for each in found if each.word == "not learned"]
     waiting = [each.task for each in found if each.word == "waiting"]
-    later = [each for each in found if each.change is not None and each.home != found[-1].home]
+    later = [each for each in found if each.change is not None]
     parts = [f"learned {told(learned)}" if learned else "learned nothing that shows"]
     if lost:
         parts.append(f"forgot {told(lost)}")

@@ -1,0 +1,253 @@
+"""Report, comparison and board in a real browser: nothing fails, nothing leaves the page, hover and legend work."""
+
+import json
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_runs import FakeRun
+from holdfast.execution.files import run_lock
+from holdfast.report import compare, write_report
+from holdfast.report.chart import number
+from holdfast.report.run_files import read_results
+
+pytestmark = pytest.mark.slow
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install selenium)")
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+needs_browser = pytest.mark.skipif(
+    not (BROWSER and DRIVER),
+    reason="chromium and chromedriver are not installed (apt install chromium chromium-driver)",
+)
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars",
+)  # fmt: skip
+PICTURES = ["curriculum", "loss", "forgetting", "kl", "kl_forgetting", "dip", "work"]
+SIZES = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if not (BROWSER and DRIVER):
+        pytest.skip("chromium and chromedriver are not installed (apt install chromium chromium-driver)")
+    profile = tempfile.mkdtemp()
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+    shutil.rmtree(profile, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "five"
+    FakeRun(path, kept=0.2).go()
+    write_report(path, pictures=False)
+    return path
+
+
+def look(browser: Any, address: str, width: int = 1280, scheme: str = "light") -> None:
+    """Open a page as a screen of that width and colour scheme would."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    browser.get_log("performance")
+    browser.get_log("browser")
+    browser.get(address)
+
+
+def requests(browser: Any) -> list[str]:
+    """Every address that was asked for since the page was opened."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+
+
+def errors(browser: Any) -> list[str]:
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def visible(browser: Any, selector: str) -> list[Any]:
+    return [element for element in browser.find_elements("css selector", selector) if element.is_displayed()]
+
+
+def point_at(browser: Any, element: Any, share: float) -> str:
+    """Move the pointer over an element, so far from its left, and read the box that shows values."""
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    box = browser.execute_script(
+        "const b = arguments[0].getBoundingClientRect(); return [b.x, b.y, b.width, b.height]", element
+    )
+    place = {"type": "mouseMoved", "x": box[0] + share * box[2], "y": box[1] + box[3] / 2}
+    browser.execute_cdp_cmd("Input.dispatchMouseEvent", place)
+    time.sleep(0.1)
+    tip = browser.find_element("id", "tip")
+    return tip.text if tip.is_displayed() else ""
+
+
+@pytest.mark.parametrize(("width", "scheme"), SIZES)
+def test_the_report_opens_from_disk(browser: Any, run: Path, width: int, scheme: str) -> None:
+    look(browser, (run / "report.html").as_uri(), width, scheme)
+    assert requests(browser) in ([(run / "report.html").as_uri()], [(run / "report.html").as_uri(), "data:,"])
+    assert errors(browser) == []
+    assert [f.get_attribute("data-chart") for f in visible(browser, "figure[data-chart]")] == PICTURES
+    for figure in browser.find_elements("css selector", "figure[data-chart]"):
+        drawn = [svg for svg in figure.find_elements("css selector", "svg.chart") if svg.is_displayed()]
+        assert len(drawn) == 1
+        size = drawn[0].size
+        assert size["width"] > 0.75 * min(width, 900)
+        assert size["height"] > 100
+        assert drawn[0].find_elements("css selector", "path.line, polygon.area, circle")
+    wide = browser.execute_script("return document.documentElement.scrollWidth")
+    assert wide <= width, "the page itself must not scroll sideways"
+    ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, ground.removeprefix("rgb(").rstrip(")").split(","))) < 200) == (scheme == "dark")
+
+
+def test_the_numbers_in_the_page_are_those_of_the_results(browser: Any, run: Path) -> None:
+    look(browser, (run / "report.html").as_uri())
+    results = read_results(run)
+    script = "return [...document.querySelectorAll(arguments[0])].map(e => [e.dataset.value, e.firstChild.textContent])"
+    for measure, rows in results["matrix"].items():
+        columns = [j for j in range(len(results["tasks"])) if any(row[j] is not None for row in rows)]
+        expected = [row[j] for row in rows for j in columns]
+        found = browser.execute_script(script, f'[data-matrix="matrix_{measure}"] td[data-value]')
+        assert [float(exact) if exact else None for exact, _ in found] == expected
+        assert [shown for _, shown in found] == [number(value) for value in expected]
+    for measure in ("accuracy", "bits_per_byte", "nll"):
+        for metric, value in results["metrics"][measure].items():
+            [[exact, shown]] = browser.execute_script(script, f'[data-metric="{measure}/{metric}"]')
+            assert (float(exact), shown) == (value, number(value))
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_hover_shows_values(browser: Any, run: Path, width: int) -> None:
+    look(browser, (run / "report.html").as_uri(), width)
+    for name in [name for name in PICTURES if name != "kl_forgetting"]:
+        [svg] = visible(browser, f"#{name} svg.chart")
+        text = point_at(browser, svg, 0.7)
+        assert "tokens" in text, name
+        assert any(sign.isdigit() for sign in text.split("tokens")[1]), name
+    tip = point_at(browser, visible(browser, "#loss svg.chart")[0], 0.99)
+    last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if '"train"' in line][-1]
+    assert str(float(f"{last['loss']:.5g}")) in tip
+    [dot, *_] = visible(browser, "#kl_forgetting circle[data-tip]")
+    assert "KL" in point_at(browser, dot, 0.5)
+
+
+def test_keys_move_the_cursor(browser: Any, run: Path) -> None:
+    look(browser, (run / "report.html").as_uri())
+    [svg] = visible(browser, "#loss svg.chart")
+    browser.execute_script("arguments[0].focus()", svg)
+    seen = set()
+    for _ in range(3):
+        browser.execute_script(
+            "arguments[0].dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true}))", svg
+        )
+        seen.add(browser.find_element("id", "tip").text)
+    assert len(seen) == 3
+
+
+def test_a_legend_entry_hides_its_line_everywhere(browser: Any, run: Path) -> None:
+    look(browser, (run / "report.html").as_uri())
+    [button] = visible(browser, '#forgetting [data-toggle="stories"]')
+    lines = [g for g in browser.find_elements("css selector", '#forgetting svg.wide g[data-line="stories"]')]
+    assert lines
+    assert all(line.is_displayed() for line in lines)
+    browser.execute_script("arguments[0].click()", button)
+    assert not any(line.is_displayed() for line in lines)
+    assert button.get_attribute("aria-pressed") == "false"
+    assert "stories" not in point_at(browser, visible(browser, "#forgetting svg.chart")[0], 0.5)
+    browser.execute_script("arguments[0].click()", button)
+    assert all(line.is_displayed() for line in lines)
+
+
+def test_the_comparison_opens(browser: Any, run: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        FakeRun(tmp_path / f"kept-s{seed}", seed=seed, kept=0.9).go()
+    found = compare.compare([tmp_path / "kept-*", run])
+    page = compare.write_page(found, tmp_path / "compare.html")
+    look(browser, page.as_uri(), 390)
+    assert errors(browser) == []
+    assert {address for address in requests(browser) if address != "data:,"} == {page.as_uri()}
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    [dot, *_] = visible(browser, "#plane circle[data-tip]")
+    assert "learned new" in point_at(browser, dot, 0.5)
+
+
+def until(said: Callable[[], bool], seconds: float = 15) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if said():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@needs_browser
+def test_the_board_moves_without_reload(browser: Any, tmp_path: Path) -> None:
+    from test_board import Served  # type: ignore[import-not-found]  # beside this file
+
+    root = tmp_path / "runs"
+    FakeRun(root / "one").go()
+    FakeRun(root / "two", seed=1).go(70)
+    live = FakeRun(root / "three", seed=2)
+    release, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with run_lock(live.path):
+            live.go(20)
+            release.wait(60)
+            live.go(120)
+            ended.wait(60)
+            live.go()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    served = Served(root)
+    try:
+        look(browser, f"http://127.0.0.1:{served.port}/")
+        browser.execute_script("window.same = true")
+
+        def row(name: str) -> str:
+            found = browser.find_elements("css selector", f'tr[data-run="{name}"]')
+            return " ".join(found[0].text.split()) if found else ""
+
+        assert until(lambda: "running" in row("three") and "20 of 200" in row("three"))
+        assert "finished" in row("one")
+        assert "unfinished" in row("two")
+        release.set()
+        assert until(lambda: "120 of 200" in row("three"))
+        ended.set()
+        assert until(lambda: "finished" in row("three") and "unfinished" not in row("three"))
+        assert browser.execute_script("return window.same"), "the page was loaded again"
+        assert errors(browser) == []
+        for tick in browser.find_elements("css selector", "#runs input")[:2]:
+            browser.execute_script("arguments[0].click()", tick)
+        browser.execute_script("document.getElementById('compare').click()")
+        assert until(lambda: "2 runs compared" in browser.find_element("css selector", "h1").text)
+        assert errors(browser) == []
+        browser.get(f"http://127.0.0.1:{served.port}/run/three")
+        assert browser.find_element("id", "state").text == "finished"
+        assert errors(browser) == []
+        assert all(
+            address.startswith(f"http://127.0.0.1:{served.port}/")
+            for address in requests(browser)
+            if address != "data:,"
+        )
+    finally:
+        release.set()
+        ended.set()
+        worker.join(30)
+        served.close()
