@@ -73,6 +73,7 @@ class Stage:
     beta: float = 0.0
     update_reference: bool = False
     reset_optimizer: bool = False
+    lr: float = 1.0  # learning rate of this stage as a multiple of the schedule's
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from holdfast.optim.schedule import (
     build_schedule,
     learning_rates,
     piecewise,
+    scaled,
 )
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "decay_mask",
     "learning_rates",
     "piecewise",
+    "scaled",
     "state_shardings",
 ]

@@ -117,6 +117,34 @@ class PiecewiseSchedule:
         return (pick(lr0) + (pick(lr1) - pick(lr0)) * weight).astype(np.float32)
 
 
+@dataclass(frozen=True)
+class ScaledSchedule:
+    """A schedule times a factor that is constant within each stage.
+
+    >>> half = ScaledSchedule(PiecewiseSchedule((Segment(0, 1.0, 1.0),), end=4), (0, 2), (1.0, 0.5))
+    >>> half(np.array([0, 1, 2, 3])).tolist()
+    [1.0, 1.0, 0.5, 0.5]
+    """
+
+    schedule: Schedule
+    starts: tuple[int, ...]
+    factors: tuple[float, ...]
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate of a step, or an array of steps, in numpy or in JAX."""
+        if isinstance(step, int | float | np.generic | np.ndarray):
+            return self.schedule(step) * _factors(self, np.asarray(step))
+        import jax.numpy as jnp
+
+        index = jnp.searchsorted(jnp.asarray(self.starts, jnp.int32), step, side="right") - 1
+        return self.schedule(step) * jnp.asarray(self.factors, jnp.float32)[index]
+
+
+def scaled(schedule: Schedule, starts: tuple[int, ...], factors: tuple[float, ...]) -> Schedule:
+    """A schedule times a factor for each stage; the schedule itself where every factor is 1."""
+    return schedule if all(factor == 1 for factor in factors) else ScaledSchedule(schedule, starts, factors)
+
+
 def piecewise(total_steps: int, *parts: tuple[int, float, float, Shape]) -> PiecewiseSchedule:
     """A schedule from (length in steps, first lr, last lr, shape) parts; parts without steps are left out.
 
@@ -157,6 +185,14 @@ def build_schedule(choice: "str | Schedule | None", context: ScheduleContext, pl
 
 def learning_rates(schedule: Schedule, steps: Sequence[int] | np.ndarray) -> np.ndarray:
     """The learning rates of many steps as float32, also for schedules that take one step at a time."""
+    if isinstance(schedule, ScaledSchedule):
+        return np.asarray(learning_rates(schedule.schedule, steps) * _factors(schedule, np.asarray(steps)), np.float32)
     if isinstance(schedule, PiecewiseSchedule):
         return np.asarray(schedule(np.asarray(steps)), np.float32)
     return np.array([float(schedule(int(step))) for step in steps], np.float32)
+
+
+def _factors(schedule: ScaledSchedule, steps: np.ndarray) -> np.ndarray:
+    index = np.searchsorted(np.array(schedule.starts), steps, side="right") - 1
+    factors: np.ndarray = np.array(schedule.factors, np.float32)[index]
+    return factors

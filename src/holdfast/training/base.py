@@ -21,7 +21,7 @@ from holdfast.evaluation.evaluator import Evaluator
 from holdfast.execution import ExecutionSpec, RestoreableJob
 from holdfast.execution.checkpoints import CheckpointStore, find_checkpoint, list_checkpoints
 from holdfast.models.axes import check_divisible
-from holdfast.optim import Schedule, ScheduleContext, build_optimizer, build_schedule
+from holdfast.optim import Schedule, ScheduleContext, build_optimizer, build_schedule, scaled
 from holdfast.training import blueprint, build, compiling, loop, measure, resume, step
 from holdfast.training.agenda import Agenda, Intervals
 from holdfast.training.configs import BaseTrainerConfig
@@ -271,4 +271,5 @@ def schedule_for(trainer: type[BaseTrainer[Any, Any]], settings: Settings[Any], 
         optim=settings.optim,
         section=config.schedule_section,
     )
-    return build_schedule(choice, context, settings.plugin(registry.schedules, settings.optim.schedule or choice))
+    schedule = build_schedule(choice, context, settings.plugin(registry.schedules, settings.optim.schedule or choice))
+    return scaled(schedule, context.stage_starts, tuple(stage.lr for stage in curriculum.stages))

@@ -60,7 +60,7 @@ PENALTY = ("optimization/kl/",)
 def past_of(curriculum: Curriculum, step: int) -> list[list[Any]]:
     """Everything but the rows that the curriculum did before a step."""
     entries: list[list[Any]] = [
-        ["stage", curriculum.stage_start(index), stage.beta, stage.reset_optimizer]
+        ["stage", curriculum.stage_start(index), stage.beta, stage.reset_optimizer, stage.lr]
         for index, stage in enumerate(curriculum.stages)
         if curriculum.stage_start(index) < step
     ]

@@ -1,5 +1,6 @@
 """The ways to write a curriculum down: the spec's parallel lists, a `stages` section, and the replay shorthand."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as plain_field
@@ -21,14 +22,16 @@ class StageConfig:
     update_reference: bool = False
     optimizer: str = "keep"  # keep | reset
     overlap: Optional[float] = None  # of the fade into this stage; None = training/fade/overlap
+    lr: float = 1.0  # learning rate as a multiple of the schedule's
 
     def __post_init__(self) -> None:
         if self.optimizer not in ("keep", "reset"):
             raise ConfigError("optimizer", self.optimizer, "keep or reset")
         if self.overlap is not None and not 0 <= self.overlap <= 1:
             raise ConfigError("overlap", self.overlap, "a fraction between 0 and 1")
-        if self.beta < 0:
-            raise ConfigError("beta", self.beta, "a number of at least 0")
+        for name in ("beta", "lr"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "a number of at least 0")
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ def stages_from_section(configs: Sequence[StageConfig]) -> tuple[Stage, ...]:
             beta=config.beta,
             update_reference=config.update_reference,
             reset_optimizer=config.optimizer == "reset",
+            lr=config.lr,
         )
         for index, config in enumerate(configs)
     )
@@ -138,9 +142,7 @@ def with_replay(stages: Sequence[Stage], replay: ReplayConfig | None) -> tuple[S
         for key, share in earlier.items():
             shares[key] = shares.get(key, 0.0) + replay.rate * share
         mixture = tuple(Sampling(key.name, round(rate, 12), key.style) for key, rate in shares.items())
-        mixed.append(
-            Stage(stage.name, stage.tokens, mixture, stage.beta, stage.update_reference, stage.reset_optimizer)
-        )
+        mixed.append(dataclasses.replace(stage, mixture=mixture))
     return tuple(mixed)
 
 
