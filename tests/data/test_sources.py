@@ -256,6 +256,34 @@ def test_ones_own_data_by_file_by_folder_and_by_fraction(tmp_path: Path, no_netw
     assert [len(list(documents("mine", split, by_name))) for split in ("train", "validation")] == [50, 50]
 
 
+def test_a_jsonl_a_text_folder_and_a_parquet_file_by_config_alone(tmp_path: Path, no_network: None) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write_jsonl(tmp_path / "quiz.jsonl", [{"question": f"{n} or {n + 1}?", "gold": n % 2} for n in range(200)])
+    (tmp_path / "texts").mkdir()
+    for number in range(30):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"Text {number}.\n\nIts second paragraph.")
+    pq.write_table(pa.table({"body": [f"row {n}" for n in range(200)]}), tmp_path / "rows.parquet")
+    sources = {
+        "quiz": {
+            "path": str(tmp_path / "quiz.jsonl"),
+            "prompt": "{question}",
+            "choices": [" a", " b"],
+            "label": "gold",
+        },
+        "texts": {"path": str(tmp_path / "texts"), "validation_fraction": 0.3},
+        "rows": {"path": str(tmp_path / "*.parquet"), "text": "body"},
+    }
+    values = {"data": {"cache": str(tmp_path / "cache"), "sources": sources}}
+    data = configure(DataConfig, merge([DataConfig], values))
+    for name, count in (("quiz", 200), ("texts", 30), ("rows", 200)):
+        made = [prepare(name, split, data=data, tokenizer=BYTES, progress=False) for split in ("train", "validation")]
+        assert sum(store.num_documents for store in made) == count
+        assert made[0].kind == ("task" if name == "quiz" else "text")
+    assert all(document.choices == (" a", " b") for document in documents("quiz", "validation", data))
+
+
 def test_groups_are_never_divided(tmp_path: Path) -> None:
     rows = [{"p": f"premise {n % 40}", "h": f"hypothesis {n}", "label": n % 2} for n in range(400)]
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
