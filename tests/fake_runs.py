@@ -173,8 +173,8 @@ class FakeRun:
             lines.append(
                 {
                     "id": str(index), "prompt": f"Review: film number {index} <b>& co</b>\nSentiment:",
-                    "answer": " good", "chosen": " good" if good else " bad", "right": good, "group": "", "choices": [" good", " bad"],
-                    "label": 0, "scores": scores, "per_byte": scores,
+                    "answer": " good", "chosen": " good" if good else " bad", "right": good, "group": "",
+                    "choices": [" good", " bad"], "label": 0, "scores": scores, "per_byte": scores,
                 }
             )  # fmt: skip
         if not probe:

@@ -37,11 +37,12 @@ def values(chart: Chart) -> str:
 
 
 def _series(line: Line) -> dict[str, object]:
+    known = [(x, y) for x, y in zip(line.x, line.y, strict=True) if y is not None]
     return {
         "name": line.name,
         "color": line.color % len(PALETTE),
-        "x": list(line.x),
-        "y": [None if value is None else float(f"{value:.6g}") for value in line.y],
+        "x": [x for x, _ in known],
+        "y": [float(f"{y:.8g}") for _, y in known],
     }
 
 

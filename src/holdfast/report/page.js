@@ -3,7 +3,7 @@
 (() => {
   const tip = document.getElementById("tip");
   const big = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-  const show = (v) => v === null ? "–" : Math.abs(v) >= 10000 ? big.format(v) : String(Number(v.toPrecision(5)));
+  const show = (v) => Math.abs(v) >= 10000 ? big.format(v) : String(Number(v.toPrecision(5)));
 
   function place(x, y) {
     tip.hidden = false;
@@ -58,7 +58,7 @@
           if (hidden.has(line.name) || !line.x.length) continue;
           const i = nearest(line.x, x);
           // A line is told where it has a value near by: not a validation of long ago.
-          if (Math.abs(line.x[i] - x) > (high - low) * 0.04 || line.y[i] === null) continue;
+          if (Math.abs(line.x[i] - x) > (high - low) * 0.04) continue;
           const row = text(tip, "div");
           const name = text(row, "span", "", "c" + line.color);
           text(name, "i"); name.append(line.name);

@@ -1,5 +1,9 @@
 """Tensorboard files (extra `tensorboard`), in the run directory's `tensorboard/`."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
 from holdfast.registry import trackers
 from holdfast.tracking.config import require_extra
 from holdfast.tracking.events import Event, scalars
@@ -24,6 +28,19 @@ class TensorboardSink(Sink):
             for name, value in scalars(event.values):
                 self._writer.add_scalar(f"{event.kind}/{name}", value, event.step)
 
+    def summarize(self, step: int, results: Mapping[str, Any], pictures: Mapping[str, Path]) -> None:
+        """Write metrics as scalars, score matrices as tables in text, and pictures as images."""
+        import numpy as np
+        from PIL import Image
+
+        for name, value in scalars(results["metrics"]):
+            self._writer.add_scalar(f"results/{name}", value, step)
+        for measure, matrix in results["matrix"].items():
+            self._writer.add_text(f"matrix/{measure}", markdown(results["stages"], results["tasks"], matrix), step)
+        for name, path in pictures.items():
+            with Image.open(path) as image:
+                self._writer.add_image(f"report/{name}", np.asarray(image.convert("RGB")), step, dataformats="HWC")
+
     def flush(self) -> None:
         """Write what is buffered."""
         self._writer.flush()
@@ -31,3 +48,19 @@ class TensorboardSink(Sink):
     def close(self) -> None:
         """Write what is buffered and stop the writer's thread."""
         self._writer.close()
+
+
+def markdown(stages: Sequence[str], tasks: Sequence[str], matrix: Sequence[Sequence[float | None]]) -> str:
+    """A score matrix as a table in text.
+
+    >>> print(markdown(["a"], ["t"], [[None], [0.5]]))
+    | | t |
+    |---|---|
+    | before training | – |
+    | a | 0.5 |
+    """
+    lines = ["| | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
+    for name, values in zip(["before training", *stages], matrix, strict=True):
+        shown = ["–" if value is None else f"{value:.4g}" for value in values]
+        lines.append(f"| {name} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)

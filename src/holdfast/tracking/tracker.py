@@ -2,6 +2,7 @@
 
 import abc
 import bisect
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,9 @@ class Sink(abc.ABC):
     def log(self, event: Event) -> None:
         """Write one event down."""
 
+    def summarize(self, step: int, results: Mapping[str, Any], pictures: Mapping[str, Path]) -> None:  # noqa: B027
+        """Take the results of a whole run, as `results.json` has them, and its pictures as PNG files by name."""
+
     def flush(self) -> None:  # noqa: B027 - optional
         """Hand everything logged so far to the operating system or service."""
 
@@ -95,6 +99,16 @@ class Tracker:
         """Hand one event to every sink."""
         for name, sink in list(self._sinks.items()):
             self._attempt(name, lambda sink=sink: sink.log(event))
+
+    def summarize(self, step: int, directory: Path) -> None:
+        """Hand the results of a run and the pictures below its `figures` to every sink; without results nothing."""
+        try:
+            results = json.loads((directory / "results.json").read_bytes())
+        except (OSError, ValueError):
+            return
+        pictures = {path.stem: path for path in sorted((directory / "figures").glob("*.png"))}
+        for name, sink in list(self._sinks.items()):
+            self._attempt(name, lambda sink=sink: sink.summarize(step, results, pictures))
 
     def flush(self) -> None:
         """Flush every sink."""

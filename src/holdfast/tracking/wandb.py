@@ -1,6 +1,9 @@
 """Weights & Biases (extra `wandb`); `WANDB_MODE=offline` keeps everything in the run directory."""
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from holdfast.registry import trackers
 from holdfast.tracking.config import require_extra
@@ -37,6 +40,22 @@ class WandbSink(Sink):
         if event.recorded:
             numbers = {f"{event.kind}/{name}": value for name, value in scalars(event.values)}
             self._run.log({"step": event.step, "tokens": event.tokens, **numbers})
+
+    def summarize(self, step: int, results: Mapping[str, Any], pictures: Mapping[str, Path]) -> None:
+        """Log score matrices as tables and pictures as images; the metrics stand in the run's summary."""
+        import wandb
+
+        rows = ["before training", *results["stages"]]
+        tables = {
+            f"matrix/{measure}": wandb.Table(
+                columns=["stage", *results["tasks"]],
+                data=[[name, *values] for name, values in zip(rows, matrix, strict=True)],
+            )
+            for measure, matrix in results["matrix"].items()
+        }
+        images = {f"report/{name}": wandb.Image(str(path)) for name, path in pictures.items()}
+        self._run.log({"step": step, **tables, **images})
+        self._run.summary.update({f"results/{name}": value for name, value in scalars(results["metrics"])})
 
     def close(self) -> None:
         """Finish the run."""
