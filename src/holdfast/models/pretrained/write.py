@@ -92,6 +92,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     try:
         yield temporary
         for file in temporary.iterdir():
+            file.chmod(0o644)  # safetensors makes files that others cannot read
             with file.open("rb") as opened:
                 os.fsync(opened.fileno())
         temporary.chmod(0o755)
