@@ -82,7 +82,7 @@ def test_an_answer_that_begins_another_is_ended() -> None:
 def test_batches_hold_every_question_once_in_few_shapes() -> None:
     rng = np.random.default_rng(0)
     asked = [Question([1] * int(n), [[2] * int(n % 5 + 1)]) for n in rng.integers(1, 200, 300)]
-    made = list(choice.batches(asked, 256, lambda width: max(1, 1024 // width)))
+    made = list(choice.batches(asked, 256, lambda width, _: max(1, 1024 // width)))
     assert sorted(index for _, part in made for index in part) == list(range(300))
     assert len({shape for shape, _ in made}) <= 10
     for shape, part in made:

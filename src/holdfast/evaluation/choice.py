@@ -23,9 +23,12 @@ from numpy.typing import NDArray
 
 from holdfast.data.documents import Document
 from holdfast.data.tokenizers import Tokenizer
-from holdfast.evaluation.forward import Runner, bucket, pad
+from holdfast.evaluation.forward import Runner, bucket, few_widths, pad
 from holdfast.models.config import ModelSpec
 from holdfast.models.decoder import init_cache, unembedding
+
+MOST_WIDTHS = 5  # widths of prompts that one task is compiled for
+MOST_OWN_WIDTHS = 3  # and of answers
 
 
 class Question(NamedTuple):
@@ -102,44 +105,44 @@ class Shape(NamedTuple):
     shared: int
 
 
-def own_width(asked: Question) -> int:
-    """A width for a question's choices; their last tokens are never read.
-
-    >>> [own_width(Question([], [[0] * n])) for n in (0, 1, 2, 5, 6, 17, 18)]
-    [1, 1, 5, 5, 17, 17, 65]
-    """
-    longest, width = max(map(len, asked.choices)), 0
-    while longest > 1 + width:
-        width = max(4, 4 * width)
-    return 1 + width
-
-
 def batches(
-    asked: Sequence[Question], block_size: int, num_rows: Callable[[int], int]
+    asked: Sequence[Question], block_size: int, num_rows: Callable[[int, int], int]
 ) -> Iterator[tuple[Shape, list[int]]]:
     """Indices of questions in batches of like lengths, longest first; all but the last of one width are full.
 
     Args:
-        num_rows: rows of a batch, by the width of its prompts.
+        num_rows: rows of a batch, for prompts of a width and a number of questions.
     """
-    widths = [own_width(each) for each in asked]
-    longest_shared = max(each.shared for each in asked)
-    shared = bucket(longest_shared, smallest=4) if longest_shared else 0
+    longest = [max(map(len, each.choices)) - 1 for each in asked]  # the last token of a choice is never read
+    most_shared = max(each.shared for each in asked)
+    shared = bucket(most_shared, smallest=4) if most_shared else 0
     order = sorted(range(len(asked)), key=lambda index: (-len(asked[index].prompt), index))
-    for own in sorted(set(widths)):
-        group = [index for index in order if widths[index] == own]
+    shortest = -1
+    for own in [0, *few_widths([each for each in longest if each > 0], MOST_OWN_WIDTHS, unit=4)]:
+        group = [index for index in order if shortest < max(longest[index], 0) <= own]
+        shortest = own
+        if not group:
+            continue
         choices = max(len(asked[index].choices) for index in group)
+        lengths = [len(asked[index].prompt) for index in group]
+        # Every width is compiled by itself, which pays only for many batches.
+        num_batches = len(group) // num_rows(max(lengths), len(group))
+        widths = few_widths(lengths, min(max(num_batches // 2, 1), MOST_WIDTHS))
         while group:
-            prompt = bucket(len(asked[group[0]].prompt), block_size)
-            count = num_rows(prompt)
-            yield Shape(count, prompt, choices, own, shared), group[:count]
+            prompt = min(next(width for width in widths if len(asked[group[0]].prompt) <= width), block_size)
+            count = num_rows(prompt, len(lengths))
+            yield Shape(count, prompt, choices, 1 + own, shared), group[:count]
             group = group[count:]
 
 
 def score(runner: Runner[Any], params: Any, asked: Sequence[Question], batch_size: int) -> list[Scores]:
     """The log-likelihood of every choice of every question."""
     results: list[Scores | None] = [None] * len(asked)
-    for shape, indices in batches(asked, runner.spec.block_size, lambda width: runner.rows(batch_size, width)):
+
+    def num_rows(width: int, available: int) -> int:
+        return runner.rows(batch_size, width, available)
+
+    for shape, indices in batches(asked, runner.spec.block_size, num_rows):
         arrays = _arrays([asked[index] for index in indices], shape)
         scores = runner.call(choice_scores, params, arrays, num_shared=shape.shared)
         for row, index in enumerate(indices):

@@ -125,6 +125,7 @@ def chunks(
     lengths[: len(prompts)] = [len(prompt) for prompt in prompts]
     num_slots = bucket(longest + num_tokens + CHUNK)
     logits, cache = runner.start(prefill, params, (pad(prompts, count, width), lengths), num_slots=num_slots)
+    jax.block_until_ready(logits)  # several programs in flight can deadlock on a CPU with several devices
     numbers = np.zeros(count, np.int32)
     numbers[: len(prompts)] = rows
     seeds = np.full(count, seed, np.int32)
@@ -162,7 +163,7 @@ def generate_tokens(
     order = sorted(range(len(cut)), key=lambda index: (-len(cut[index]), index))
     results: list[list[int]] = [[] for _ in cut]
     while order:
-        count = runner.rows(batch_size, bucket(len(cut[order[0]]), block_size))
+        count = runner.rows(batch_size, bucket(len(cut[order[0]]), block_size), len(cut))
         part, order = order[:count], order[count:]
         made = chunks(
             runner,

@@ -5,6 +5,7 @@ run is evaluated. Functions that it compiles take the parameters first and array
 """
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -43,8 +44,13 @@ class Runner(Generic[M]):
         """The number of rows in a batch must be a multiple of this."""
         return 1 if self.topology is None else self.topology.num_row_shards
 
-    def rows(self, wanted: int, width: int) -> int:
-        """How many rows of a width to take at once: those wanted, fewer on a CPU, divisible over the mesh."""
+    def rows(self, wanted: int, width: int, available: int) -> int:
+        """How many rows of a width to compute at once: those wanted, fewer on a CPU, divisible over the mesh.
+
+        Args:
+            available: how many there are; no more rows are computed than the next power of two.
+        """
+        wanted = min(wanted, bucket(available, smallest=1))
         if jax.default_backend() == "cpu":
             wanted = min(wanted, max(1, CPU_TOKENS // width))
         return -(-wanted // self.row_multiple) * self.row_multiple
@@ -99,6 +105,34 @@ def bucket(length: int, largest: int | None = None, smallest: int = SMALLEST_WID
     """
     width = max(smallest, 1 << (max(length, 1) - 1).bit_length())
     return width if largest is None else min(width, largest)
+
+
+def few_widths(lengths: Sequence[int], most: int, unit: int = SMALLEST_WIDTH) -> list[int]:
+    """At most so many widths, ascending multiples of a unit, for rows of these lengths with the least padding in all.
+
+    >>> few_widths([3, 5, 9, 60, 100], most=2)
+    [16, 112]
+    """
+    counts = Counter(-(-max(length, 1) // unit) * unit for length in lengths)
+    sizes = sorted(counts)
+    # best[i] = (padded total of the sizes before i, the widths chosen), with as many widths as rounds so far.
+    best: list[tuple[int, list[int]] | None] = [(0, []), *([None] * len(sizes))]
+    for _ in range(min(most, len(sizes))):
+        following = list(best)
+        for start, reached in enumerate(best):
+            if reached is None:
+                continue
+            members = 0
+            for end in range(start, len(sizes)):
+                members += counts[sizes[end]]
+                total = reached[0] + members * sizes[end]
+                known = following[end + 1]
+                if known is None or total < known[0]:
+                    following[end + 1] = (total, [*reached[1], sizes[end]])
+        best = following
+    chosen = best[-1]
+    assert chosen is not None
+    return chosen[1]
 
 
 def pad(rows: Sequence[Sequence[int]], num_rows: int, width: int, fill: int = 0) -> NDArray[np.int32]:

@@ -67,7 +67,7 @@ class HarnessModel:
             for window in windows([self.tokenizer.eot_id, *text], block_size)
         ]
         totals = [0.0] * len(requests)
-        num_rows = self.runner.rows(self.batch_size, block_size)
+        num_rows = self.runner.rows(self.batch_size, block_size, len(rows))
         for start in range(0, len(rows), num_rows):
             part = rows[start : start + num_rows]
             width = bucket(max(len(inputs) for _, (inputs, _) in part), block_size)

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from holdfast.data.rows import IGNORE, RowArrays, Rows
 from holdfast.data.sampling import DatasetStyle
 from holdfast.evaluation import statistics
-from holdfast.evaluation.forward import Runner, bucket
+from holdfast.evaluation.forward import Runner, few_widths
 from holdfast.evaluation.scoring import Sums, row_sums
 from holdfast.models.config import ModelSpec
 
-NARROWEST = 64
+NARROWEST = 32
+MOST_WIDTHS = 4  # that one source is compiled for
 
 Floats = NDArray[np.float64]
 
@@ -109,9 +110,11 @@ def _batches(
     packed = rows.style is DatasetStyle.PACKED
     lengths = np.concatenate([_used(rows, part) for part in np.array_split(np.arange(count), -(-count // 256))])
     order = np.argsort(-lengths, kind="stable")
+    num_batches = count // runner.rows(batch_size, int(lengths.max()), count)
+    widths = few_widths(lengths.tolist(), min(max(num_batches // 2, 1), MOST_WIDTHS), NARROWEST)
     while len(order):
-        width = bucket(int(lengths[order[0]]), rows.block_size, NARROWEST)
-        num_rows = runner.rows(batch_size, width)
+        width = min(next(width for width in widths if lengths[order[0]] <= width), rows.block_size)
+        num_rows = runner.rows(batch_size, width, count)
         indices, order = order[:num_rows], order[num_rows:]
         cut = RowArrays(*(_fill(array[:, :width], num_rows) for array in rows.rows(indices)))
         cut.y[len(indices) :] = IGNORE

@@ -223,3 +223,19 @@ def forgotten(run_dir: Path, task: str, known_step: int | None = None, lost_step
     known = [each for each in read_examples(paths[known_step]) if each.right and each.id in after]
     lost = [Lost(each, after[each.id]) for each in known if not after[each.id].right]
     return Forgotten(task, known_step, last, len(known), lost)
+
+
+def step_after(run_dir: Path, stage: str) -> int:
+    """The step at which a run was measured after a stage, given by name or number (1 is the first, 0 before all)."""
+    try:
+        results = json.loads((run_dir / "results.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{run_dir}: there is no results.json yet; a run writes it when it is evaluated") from None
+    names = [str(name) for name in results["stages"]]
+    row = names.index(stage) + 1 if stage in names else int(stage) if stage.isdecimal() else None
+    steps = [int(point["step"]) for point in results["points"] if row is not None and point.get("row") == row]
+    if not steps:
+        measured = {point.get("row") for point in results["points"]}
+        known = [f"{number} ({name})" for number, name in enumerate(["before all", *names]) if number in measured]
+        raise UserError(f"{run_dir}: not measured after stage {stage!r}; stages measured: {', '.join(known) or 'none'}")
+    return steps[-1]

@@ -1,0 +1,82 @@
+"""`holdfast generate`: text from a run's checkpoints, to see with one's own eyes what was forgotten."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, List, Optional
+
+import typer
+
+
+def generate_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    prompt: Annotated[str, typer.Argument(help="What the model goes on from.")],
+    checkpoint: Annotated[
+        Optional[List[str]],
+        typer.Option("--checkpoint", help="latest, a step, boundary_1, best_0, final; several stand side by side."),
+    ] = None,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens to make.")] = 200,
+    temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int, typer.Option("--top-k", min=0, help="Only that many likeliest tokens; 0 is all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", min=1e-6, max=1, help="Only the likeliest tokens that reach this probability.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed says the same.")] = 0,
+) -> None:
+    """Generate text, shown while it is made.
+
+    Example: holdfast generate runs/general/default/quickstart "def " --checkpoint boundary_1 --checkpoint final
+    """
+    from holdfast.evaluation.decoding import Sampler, stream
+    from holdfast.evaluation.forward import Runner
+    from holdfast.models.decoder import Decoder
+    from holdfast.training.resume import load_weights
+    from holdfast.training.runs import open_run
+
+    names = checkpoint or ["latest"]
+    opened = open_run(run)
+    infos = [opened.checkpoint(name) for name in names]
+    trainer = opened.trainer(names[0])
+    runner = Runner(Decoder(trainer.model_spec), trainer.model_spec, trainer.topology)
+    sampler = Sampler(temperature, top_k, top_p)
+    streams = [
+        stream(runner, params, trainer.tokenizer, prompt, max_new_tokens=tokens, sampler=sampler, seed=seed)
+        for params in (trainer.state.params, *(load_weights(trainer, info) for info in infos[1:]))
+    ]
+    if len(streams) == 1:
+        _show_one(prompt, streams[0])
+    else:
+        titles = [f"{name} (step {info.step:,})" for name, info in zip(names, infos, strict=True)]
+        _show_many(prompt, titles, streams)
+
+
+def _show_one(prompt: str, pieces: Iterator[str]) -> None:
+    print(prompt, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
+
+
+def _show_many(prompt: str, titles: list[str], streams: list[Iterator[str]]) -> None:
+    """Columns that grow together, a piece of each in turn."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    texts = [prompt] * len(streams)
+
+    def table() -> Table:
+        made = Table(*titles, expand=True)
+        made.add_row(*map(Text, texts))
+        return made
+
+    with Live(table(), console=Console(highlight=False), vertical_overflow="visible", auto_refresh=False) as live:
+        waiting = dict(enumerate(streams))
+        while waiting:
+            for index, pieces in list(waiting.items()):
+                piece = next(pieces, None)
+                if piece is None:
+                    del waiting[index]
+                else:
+                    texts[index] += piece
+            live.update(table(), refresh=True)
