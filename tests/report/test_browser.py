@@ -179,7 +179,7 @@ def test_the_comparison_opens(browser: Any, run: Path, tmp_path: Path) -> None:
     assert errors(browser) == []
     assert {address for address in requests(browser) if address != "data:,"} == {page.as_uri()}
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
-    [dot, *_] = visible(browser, "#plane circle[data-tip]")
+    [dot, *_] = visible(browser, "#plane_bits_per_byte circle[data-tip]")
     assert "learned new" in point_at(browser, dot, 0.5)
 
 

@@ -17,7 +17,7 @@ from holdfast.report import compare
 from holdfast.report.chart import limits, thin, ticks
 from holdfast.report.compare_charts import pareto
 from holdfast.report.export import find_runs
-from holdfast.report.groups import Group, best_group, compute, grouped, new_tokens, seed_difference
+from holdfast.report.groups import Group, best_group, compute, config_differences, grouped, new_tokens, seed_difference
 from holdfast.report.run_files import open_run, read_results
 
 
@@ -86,8 +86,15 @@ def test_unequal_data_is_flagged(folder: Path) -> None:
     found = compare.compare([folder / "*"])
     warnings = {group.name: group.warnings for group in found.groups}
     assert warnings["plain (3 seeds)"] == warnings["anchor (3 seeds)"] == ()
-    assert warnings["half"] == ("0.5x the new-data tokens",)
-    assert "0.5x the new-data tokens" in compare.render(found)
+    assert warnings["half"] == ("0.50x the new-data tokens",)
+    assert "0.50x the new-data tokens" in compare.render(found)
+
+
+def test_an_unfinished_seed_does_not_count_while_others_are_finished(folder: Path, tmp_path: Path) -> None:
+    whole, cut = FakeRun(tmp_path / "x-s0", seed=0).go(), FakeRun(tmp_path / "x-s1", seed=1).go(90)
+    [group] = grouped([open_run(whole.path), open_run(cut.path)])
+    assert list(group.values("nll", "learning_accuracy")) == [0]
+    assert group.warnings == ("unfinished",)
 
 
 def test_new_tokens_follow_the_curriculum(folder: Path) -> None:
@@ -102,6 +109,11 @@ def test_new_tokens_follow_the_curriculum(folder: Path) -> None:
     assert compute(run) is None  # no checkpoint tells the model
 
 
+def test_differences_inside_stages_are_told_by_themselves(folder: Path) -> None:
+    found = config_differences([open_run(folder / name) for name in ("plain-s0", "plain-s1", "half")])
+    assert set(found) == {"training/seed", "optimization/lr", *(f"stages/{index}/tokens" for index in range(5))}
+
+
 def test_an_unfinished_run_is_flagged(folder: Path, tmp_path: Path) -> None:
     FakeRun(tmp_path / "cut").go(90)
     found = compare.compare([folder / "half", tmp_path / "cut"])
@@ -111,7 +123,8 @@ def test_an_unfinished_run_is_flagged(folder: Path, tmp_path: Path) -> None:
 def test_the_page_has_everything(folder: Path) -> None:
     text = compare.render(compare.compare([folder / "*"]))
     assert set(re.findall(r'data-chart="(\w+)"', text)) == {
-        "plane",
+        "plane_bits_per_byte",
+        "plane_accuracy",
         "curves_accuracy",
         "curves_bits_per_byte",
         "curves_nll",

@@ -109,7 +109,7 @@ def _titled(group: Group) -> str:
 
 def differences_table(found: Comparison) -> Table:
     """What differs in the configs, one column a run."""
-    table = Table("option", *(Column(Text(name)) for name in found.names), title="what differs")
+    table = Table(Column("option", no_wrap=True), *(Column(Text(name)) for name in found.names), title="what differs")
     for path, values in config_differences(found.runs).items():
         table.add_row(Text(path), *(Text(_short(value)) for value in values))
     return table
@@ -123,8 +123,8 @@ def _short(value: Any, most: int = 60) -> str:
 def render(found: Comparison) -> str:
     """The comparison as a page that needs nothing else."""
     measures = found.measures()
-    main = compare_charts.shared_measure(found.groups)
-    planes = [compare_charts.plane(found.groups, found.names_of, measure) for measure in [main] if measure]
+    shared = compare_charts.shared_measures(found.groups)[:2]
+    planes = [compare_charts.plane(found.groups, found.names_of, measure) for measure in shared]
     curves = [compare_charts.overlaid(found.groups, measure) for measure in measures]
     body = [
         f"<h1>{len(found.runs)} runs compared</h1>",

@@ -12,12 +12,10 @@ from holdfast.report.run_files import Run
 UNITS = {"accuracy": "accuracy", "bits_per_byte": "bits per byte", "nll": "nats per token"}
 
 
-def shared_measure(groups: Sequence[Group]) -> str | None:
-    """The measure to judge by: the first that every run has."""
-    for measure in UNITS:
-        if all(run.matrix is not None and _measured(run, measure) for group in groups for run in group.runs):
-            return measure
-    return None
+def shared_measures(groups: Sequence[Group]) -> list[str]:
+    """The measures that every run has; bits per byte first, which all datasets have."""
+    ordered = ("bits_per_byte", "accuracy", "nll")
+    return [name for name in ordered if all(_measured(run, name) for group in groups for run in group.judged)]
 
 
 def _measured(run: Run, measure: str) -> bool:
@@ -27,7 +25,7 @@ def _measured(run: Run, measure: str) -> bool:
 
 def overlaid(groups: Sequence[Group], measure: str) -> Chart | None:
     """The curve of every task in a panel of its own, one line a group, its seeds as mean and spread."""
-    found = [[curves(run, measure) for run in group.runs] for group in groups]
+    found = [[curves(run, measure) for run in group.judged] for group in groups]
     tasks = dict.fromkeys(task for runs in found for each in runs for task in each)
     panels = []
     for task in tasks:
@@ -72,7 +70,7 @@ def _mean_line(name: str, found: Sequence[dict[float, Value]], color: int) -> Li
 
 def group_matrix(group: Group, measure: str) -> tuple[Sequence[str], Sequence[str], list[list[Cell]]] | None:
     """Stages, tasks and the mean matrix over the seeds of a group; a cell that a seed lacks is None."""
-    matrices = [run.matrix for run in group.runs if run.matrix is not None and measure in run.matrix.measures]
+    matrices = [run.matrix for run in group.judged if run.matrix is not None and measure in run.matrix.measures]
     if not matrices or len({(each.stages, each.tasks) for each in matrices}) != 1:
         return None
     first = matrices[0]
@@ -147,7 +145,7 @@ def plane(groups: Sequence[Group], names: dict[Run, str], measure: str) -> Chart
     """One point a run: learned new against kept old, and the front that no run surpasses in both."""
     lines, everything = [], []
     for index, group in enumerate(groups):
-        found = [(run, place) for run in group.runs if (place := learned_and_kept(run, measure)) is not None]
+        found = [(run, place) for run in group.judged if (place := learned_and_kept(run, measure)) is not None]
         if found:
             tips = [
                 f"{names[run]}: learned new {number(x)}, kept old {number(y)} ({UNITS[measure]}, higher is better)"
@@ -162,8 +160,8 @@ def plane(groups: Sequence[Group], names: dict[Run, str], measure: str) -> Chart
     sign = "−" if measure in LOWER_IS_BETTER else ""
     lines.insert(0, Line("front", [x for x, _ in front], [y for _, y in front], len(groups), "line", dash=True))
     return Chart(
-        "plane",
-        "Learned new against kept old",
+        f"plane_{measure}",
+        f"Learned new against kept old: {UNITS[measure]}",
         "Each point is a run; up and to the right is better. A smaller learning rate also forgets less: a method is "
         "better only if it keeps more at the same learning, that is above the front of the others.",
         f"Scatter of {len(everything)} runs: score on new data after its stage against backward transfer.",

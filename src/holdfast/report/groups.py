@@ -30,9 +30,14 @@ class Group:
     runs: tuple[Run, ...]
     warnings: tuple[str, ...] = ()
 
+    @property
+    def judged(self) -> tuple[Run, ...]:
+        """The runs that count: the finished ones, or all while none is."""
+        return tuple(run for run in self.runs if run.finished) or self.runs
+
     def values(self, measure: str, metric: str) -> dict[Any, float]:
         """A metric by seed."""
-        found = {run.seed: metrics_of(run, measure).get(metric) for run in self.runs}
+        found = {run.seed: metrics_of(run, measure).get(metric) for run in self.judged}
         return {seed: value for seed, value in found.items() if value is not None}
 
 
@@ -54,13 +59,26 @@ def compared(run: Run) -> dict[str, Any]:
 
 def config_differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Options that are not the same in all runs: path -> value of each, None where a run has none; seeds included."""
-    flats = [{"job": run.job, **run.flat} for run in runs]
+    flats = [{"job": run.job, **_deep(run.flat)} for run in runs]
     paths = dict.fromkeys(path for flat in flats for path in flat)
     return {
         path: [flat.get(path) for flat in flats]
         for path in paths
         if not path.startswith(APART) and len({json.dumps(flat.get(path), default=str) for flat in flats}) > 1
     }
+
+
+def _deep(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists of mappings taken apart too, so that a stage's own option shows and not the whole curriculum."""
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        if isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+            found |= _deep({f"{path}/{index}": item for index, item in enumerate(value)})
+        elif isinstance(value, Mapping) and value:
+            found |= _deep({f"{path}/{name}": item for name, item in value.items()})
+        else:
+            found[path] = value
+    return found
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -105,7 +123,7 @@ def unequal(groups: Sequence[Group]) -> list[list[str]]:
         usual = max(set(known), key=known.count, default=None)
         for index, value in enumerate(values):
             if usual and value is not None and not math.isclose(value, usual, rel_tol=0.02):
-                told[index].append(f"{value / usual:.2g}x the {text}")
+                told[index].append(f"{value / usual:.2f}x the {text}")
     for index, group in enumerate(groups):
         if not all(run.finished for run in group.runs):
             told[index].append("unfinished")
@@ -195,4 +213,5 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return mean, None
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return mean, spread if spread > 1e-12 * abs(mean) else 0.0  # equal values, but for rounding
