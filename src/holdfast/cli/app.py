@@ -6,11 +6,15 @@ from typing import Annotated, List, Optional
 
 import typer
 
+from holdfast.cli.board import board_command
 from holdfast.cli.checkpoints import checkpoints_command
 from holdfast.cli.compare import compare_command
 from holdfast.cli.configure import configure_command
 from holdfast.cli.data import app as data_app
+from holdfast.cli.eval import eval_command
 from holdfast.cli.export import export_command
+from holdfast.cli.forgotten import forgotten_command
+from holdfast.cli.generate import generate_command
 from holdfast.cli.import_ import import_command
 from holdfast.cli.jobs import jobs_command
 from holdfast.cli.plan import plan_command
@@ -51,8 +55,12 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": run_command,
     "checkpoints": checkpoints_command,
     "show": show_command,
+    "eval": eval_command,
+    "generate": generate_command,
+    "forgotten": forgotten_command,
     "report": report_command,
     "compare": compare_command,
+    "board": board_command,
     "import": import_command,
     "export": export_command,
 }
