@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no
 STAMPS := $(VENV)/.stamps
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test slow lint format types docs docs-check bench clean
+.PHONY: help quickstart test slow lint format types docs docs-check picture bench clean
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -65,6 +65,9 @@ docs: $(STAMPS)/core ## write docs/configuration.md from the fields of all jobs
 
 docs-check: $(STAMPS)/core ## fail when docs/configuration.md is not current
 	$(BIN)/python tools/configuration_reference.py --check
+
+picture: $(STAMPS)/core ## make the README's picture of the report of RUN=…; needs chromium
+	$(BIN)/python tools/readme_picture.py $(RUN)
 
 bench: $(STAMPS)/test ## measure speed and memory
 	$(BIN)/python -m benchmarks

@@ -7,6 +7,7 @@ from typing import Any
 from holdfast.report.chart import Chart, Line, Panel, number
 from holdfast.report.heat import Heat, color
 from holdfast.report.svg import PALETTE, y_limits
+from holdfast.tracking.console import count
 
 DPI = 160
 
@@ -54,6 +55,8 @@ def draw_chart(chart: Chart) -> bytes:
         if high > low:
             axes[0].annotate(span.name, ((low + high) / 2, 1.16), xycoords=("data", "axes fraction"), ha="center",
                              fontsize=8, annotation_clip=False)  # fmt: skip
+    if not chart.scatter:
+        axes[-1].xaxis.set_major_formatter(lambda value, _place: count(value))
     axes[-1].set_xlabel(chart.x_label, fontsize=9)
     handles = {line.name: _color(line) for panel in chart.panels for line in panel.lines}
     if len(handles) > 1:
@@ -71,6 +74,7 @@ def _color(line: Line) -> str:
 def _panel(panel: Panel, axis: Any) -> None:
     axis.set_title(panel.label, fontsize=9, loc="left", color="#555555")
     axis.grid(axis="y", color="#e3e3e3", linewidth=0.7)
+    axis.set_axisbelow(True)
     axis.tick_params(labelsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     if panel.stacked:

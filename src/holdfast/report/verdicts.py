@@ -11,6 +11,7 @@ from holdfast.report.pictures.axis import told
 from holdfast.report.run_files import Run
 
 UNITS = {"accuracy": "accuracy", "bits_per_byte": "bits per byte", "nll": "nats per token"}
+GUESSED = 0.02
 ORDER = ("accuracy", "bits_per_byte", "nll")
 
 
@@ -106,11 +107,18 @@ def _above_chance(run: Run, point: Point, task: str, measure: str) -> bool:
 
 
 def _apart(first: Point | None, second: Point | None, task: str, measure: str) -> bool:
-    """Whether two intervals leave each other alone; without intervals any difference counts."""
+    """Whether two intervals leave each other alone; a score without one is given 2 % to each side."""
     if first is None or second is None:
         return True
-    one, two = first.intervals.get(task, {}).get(measure), second.intervals.get(task, {}).get(measure)
+    one, two = (_interval(point, task, measure) for point in (first, second))
     return one is None or two is None or one[1] < two[0] or two[1] < one[0]
+
+
+def _interval(point: Point, task: str, measure: str) -> Interval | None:
+    score, given = point.scores.get(task, {}).get(measure), point.intervals.get(task, {}).get(measure)
+    if given is not None or score is None:
+        return given
+    return score * (1 - GUESSED), score * (1 + GUESSED)
 
 
 def _paired(run: Run, task: str, home: int, last: int) -> Difference | None:
