@@ -17,6 +17,7 @@ from holdfast.data.rows import Rows
 from holdfast.data.sampling import DatasetStyle
 from holdfast.data.store import LEDGER, Prepared
 from holdfast.data.tokenizers.bytelevel import BytesTokenizer
+from holdfast.evaluation.forward import Runner
 from holdfast.models.config import ModelSpec
 from holdfast.models.decoder import Decoder
 
@@ -30,6 +31,7 @@ class Tiny(NamedTuple):
     spec: ModelSpec
     params: Any
     other: Any
+    runner: Runner[Decoder]  # one for all tests, so that shapes are compiled once
 
     def logits(self, tokens: Sequence[int], params: Any = None) -> np.ndarray:
         """Logits of one row, read alone; padding on its right changes nothing and saves compilations."""
@@ -60,7 +62,7 @@ def make_tiny(positions: str = "learned", block_size: int = 64) -> Tiny:
         params = nn.unbox(model.init(jax.random.key(seed), jnp.zeros((1, 8), jnp.int32)))["params"]
         return jax.tree.map(lambda leaf: leaf * 4, params)  # far from uniform, so that mistakes show
 
-    return Tiny(model, spec, init(0), init(1))
+    return Tiny(model, spec, init(0), init(1), Runner(model, spec))
 
 
 @pytest.fixture(scope="session")

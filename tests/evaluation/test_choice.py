@@ -1,7 +1,5 @@
 """Log-likelihoods of answers against scoring one (prompt, answer) at a time."""
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -10,8 +8,6 @@ from holdfast.data.documents import Document
 from holdfast.evaluation import choice
 from holdfast.evaluation.choice import Question
 from holdfast.evaluation.forward import Runner
-from holdfast.models.config import ModelSpec
-from holdfast.models.decoder import Decoder
 
 
 def document(prompt: str, *choices: str) -> Document:
@@ -37,12 +33,6 @@ def naive(tiny: Tiny, prompt: list[int], answer: list[int]) -> tuple[float, bool
     return log_p[np.arange(len(answer)), answer].sum(), list(log_p.argmax(1)) == answer
 
 
-@functools.cache
-def runner_of(model: Decoder, spec: ModelSpec) -> Runner[Decoder]:
-    """One runner for all tests of a model, so that shapes are compiled once."""
-    return Runner(model, spec)
-
-
 @pytest.mark.parametrize("end_of_text", ["auto", "always", "never"])
 @pytest.mark.parametrize("kind", ["tiny", "rotary"])
 def test_scores_equal_those_of_one_answer_at_a_time(
@@ -50,7 +40,7 @@ def test_scores_equal_those_of_one_answer_at_a_time(
 ) -> None:
     model: Tiny = request.getfixturevalue(kind)
     asked = choice.questions(DOCUMENTS, TOKENIZER, model.spec.block_size, end_of_text)
-    found = choice.score(runner_of(model.model, model.spec), model.params, asked, 3)
+    found = choice.score(model.runner, model.params, asked, 3)
     for each, scores in zip(DOCUMENTS, found, strict=True):
         answers = [TOKENIZER.encode(text) for text in each.choices]
         ended = end_of_text == "always" or (end_of_text == "auto" and each.prompt in ("1+1=", ""))
@@ -70,7 +60,7 @@ def test_greedy_is_true_for_what_the_model_would_say(tiny: Tiny) -> None:
     said, other = tokens[3:], [*tokens[3:-1], 1]
     asked = [choice.question(tokens[:3], [said, other], tiny.spec.block_size, 0)]
     assert asked[0].shared == 5
-    assert choice.score(Runner(tiny.model, tiny.spec), tiny.params, asked, 1)[0].greedy.tolist() == [True, False]
+    assert choice.score(tiny.runner, tiny.params, asked, 1)[0].greedy.tolist() == [True, False]
 
 
 def test_an_answer_that_begins_another_is_ended() -> None:

@@ -12,7 +12,6 @@ from holdfast.data.config import DataConfig, SourceConfig
 from holdfast.errors import UserError
 from holdfast.evaluation.config import EvaluationConfig
 from holdfast.evaluation.evaluator import Evaluator
-from holdfast.evaluation.forward import Runner
 from holdfast.evaluation.harness import HarnessModel, run_harness
 
 installed = pytest.mark.skipif(
@@ -37,7 +36,7 @@ metric_list:
 
 @pytest.fixture(scope="module")
 def model(tiny: Tiny) -> HarnessModel:
-    return HarnessModel(Runner(tiny.model, tiny.spec), tiny.params, TOKENIZER, batch_size=4)
+    return HarnessModel(tiny.runner, tiny.params, TOKENIZER, batch_size=4)
 
 
 def test_log_likelihoods_of_shared_and_long_contexts(tiny: Tiny, model: HarnessModel) -> None:

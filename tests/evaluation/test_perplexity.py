@@ -11,7 +11,6 @@ from evaluation.conftest import TOKENIZER, Tiny, make_rows
 from holdfast.data.documents import Document
 from holdfast.data.rows import RowArrays
 from holdfast.data.sampling import DatasetStyle
-from holdfast.evaluation.forward import Runner
 from holdfast.evaluation.perplexity import held_out
 from holdfast.evaluation.scoring import batch_sums, row_sums
 
@@ -21,7 +20,7 @@ TASKS = [Document(str(i), prompt=f"{'long ' * (i % 3)}question {i}: ", answer=f"
 
 def test_padded_rows_have_the_loss_of_their_answers(tiny: Tiny, tmp_path: Path) -> None:
     rows = make_rows(tmp_path, TASKS, DatasetStyle.PADDED)
-    found = held_out(Runner(tiny.model, tiny.spec), tiny.params, rows, batch_size=4)
+    found = held_out(tiny.runner, tiny.params, rows, batch_size=4)
     wanted = []
     for each in TASKS:
         prompt, answer = TOKENIZER.encode(each.prompt), [*TOKENIZER.encode(each.answer), TOKENIZER.eot_id]
@@ -43,7 +42,7 @@ def test_padded_rows_have_the_loss_of_their_answers(tiny: Tiny, tmp_path: Path) 
 @pytest.mark.parametrize("style", list(DatasetStyle))
 def test_divergences_are_exact_over_all_real_tokens(tiny: Tiny, tmp_path: Path, style: DatasetStyle) -> None:
     rows = make_rows(tmp_path, TASKS, style)
-    found = held_out(Runner(tiny.model, tiny.spec), tiny.params, rows, batch_size=2, reference=tiny.other)
+    found = held_out(tiny.runner, tiny.params, rows, batch_size=2, reference=tiny.other)
     forward = reverse = tokens = nll = 0.0
     for index in range(len(rows)):
         row = rows.row(index)
@@ -63,7 +62,7 @@ def test_divergences_are_exact_over_all_real_tokens(tiny: Tiny, tmp_path: Path, 
 
 def test_the_first_rows_are_measured_and_a_model_does_not_diverge_from_itself(tiny: Tiny, tmp_path: Path) -> None:
     rows = make_rows(tmp_path, TEXTS, DatasetStyle.PMD)
-    runner = Runner(tiny.model, tiny.spec)
+    runner = tiny.runner
     whole = held_out(runner, tiny.params, rows, batch_size=4, reference=tiny.params)
     part = held_out(runner, tiny.params, rows, batch_size=4, limit=3)
     np.testing.assert_allclose(part.nll, whole.nll[:3], rtol=1e-6)

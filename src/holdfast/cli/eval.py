@@ -111,21 +111,25 @@ def _record(result: "TaskResult") -> dict[str, Any]:
 
 
 def _print_table(results: "Mapping[str, TaskResult]") -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        "task", "accuracy", "95 % interval", "chance", "majority", "bits/byte", "nll", "KL forward", "KL reverse"
-    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for title in ("task", "accuracy", "chance", "majority", "bits/byte", "nll", "KL fwd", "KL rev"):
+        table.add_column(title, no_wrap=True)
     for name, result in results.items():
-        low, high = result.intervals.get("accuracy", (None, None))
+        accuracy = _number(result.accuracy, 3)
+        if "accuracy" in result.intervals:
+            accuracy += "\n{:.3f}–{:.3f}".format(*result.intervals["accuracy"])
+        if result.one_class:
+            accuracy += "\nall one answer"
         table.add_row(
             name,
-            _number(result.accuracy, 3) + (" all one answer" if result.one_class else ""),
-            "" if low is None or high is None else f"{low:.3f} – {high:.3f}",
+            accuracy,
             _number(result.chance, 3),
             _number(result.majority, 3),
-            *(_number(result.measures[measure], 4) for measure in ("bits_per_byte", "nll", "kl_forward", "kl_reverse")),
+            *(_number(result.measures[measure], 3) for measure in ("bits_per_byte", "nll", "kl_forward", "kl_reverse")),
         )
     Console(highlight=False).print(table)
 

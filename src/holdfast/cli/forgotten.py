@@ -43,7 +43,8 @@ def forgotten_command(
 def _show(found: "Forgotten", limit: int) -> None:
     console = Console(highlight=False)
     for each in found.lost[:limit]:
-        console.print(f"[dim]{escape(each.before.id)}[/dim]")
+        if each.before.id != each.before.prompt:
+            console.print(f"[dim]{escape(each.before.id)}[/dim]")
         console.print(escape(each.before.prompt), end="")
         console.print(
             f"[green]{escape(each.before.answer)}[/green]  now: [red]{escape(each.after.chosen or '')}[/red]\n"

@@ -70,7 +70,7 @@ def _show_many(prompt: str, titles: list[str], streams: list[Iterator[str]]) -> 
         made.add_row(*map(Text, texts))
         return made
 
-    with Live(table(), console=Console(highlight=False), vertical_overflow="visible", auto_refresh=False) as live:
+    def grow() -> Iterator[None]:
         waiting = dict(enumerate(streams))
         while waiting:
             for index, pieces in list(waiting.items()):
@@ -79,4 +79,13 @@ def _show_many(prompt: str, titles: list[str], streams: list[Iterator[str]]) -> 
                     del waiting[index]
                 else:
                     texts[index] += piece
+            yield
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        list(grow())
+        console.print(table())
+        return
+    with Live(table(), console=console, vertical_overflow="visible", auto_refresh=False) as live:
+        for _ in grow():
             live.update(table(), refresh=True)
