@@ -3,13 +3,15 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from holdfast.curriculum import Curriculum
 from holdfast.data.sources import find_source
 from holdfast.data.tokenizers import Tokenizer, model_vocab_size
-from holdfast.errors import UserError
+from holdfast.errors import ConfigError, UserError
 from holdfast.evaluation.tasks import find_task
+from holdfast.execution.checkpoints import named_checkpoint
 from holdfast.models.config import ModelSpec, resolve
 from holdfast.models.pretrained import tokenizer_for
 from holdfast.training.configs import BaseTrainerConfig
@@ -30,6 +32,7 @@ class Blueprint(Generic[C]):
 
 def draw(settings: Settings[C], curriculum: Curriculum) -> Blueprint[C]:
     """Check the names and numbers of a run; what is wrong is a UserError that names its path."""
+    _check_places(settings)
     for source in curriculum.sources:
         with _at(curriculum.spelling.data.format(curriculum.home(source))):
             find_source(source.name, settings.data)
@@ -37,11 +40,22 @@ def draw(settings: Settings[C], curriculum: Curriculum) -> Blueprint[C]:
         with _at(f"eval/evaluations/{index}"):
             find_task(name, settings.data)
     architecture = settings.architecture
-    tokenizer = tokenizer_for(architecture.source, settings.tokenizer)
+    with _at("architecture/from") if architecture.source else contextlib.nullcontext():
+        tokenizer = tokenizer_for(architecture.source, settings.tokenizer)
     # A pretrained model has the vocabulary that it has; ours is rounded up.
     vocab_size = tokenizer.vocab_size if architecture.source else model_vocab_size(tokenizer)
     model = resolve(architecture, block_size=curriculum.block_size, vocab_size=vocab_size)
     return Blueprint(settings, curriculum, tokenizer, model)
+
+
+def _check_places(settings: Settings[C]) -> None:
+    """Folders and runs that are named must be there."""
+    root = settings.data.root
+    if root is not None and not Path(root).expanduser().is_dir():
+        raise ConfigError("data/root", root, "a folder that is there", "create it, or leave data/root null")
+    if settings.penalty.reference_from is not None:
+        with _at("optimization/kl/reference_from"):
+            named_checkpoint(settings.penalty.reference_from)
 
 
 @contextlib.contextmanager
@@ -50,4 +64,4 @@ def _at(path: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise error if str(error).startswith(path) else UserError(f"{path}: {error}") from error

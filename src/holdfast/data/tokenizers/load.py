@@ -87,8 +87,19 @@ def _from_hub(name: str) -> "RustTokenizer":
         try:
             found = hf_hub_download(name, "tokenizer.json", local_files_only=True)
         except LocalEntryNotFoundError:
+            require_hub()
             found = hf_hub_download(name, "tokenizer.json")
     except Exception as error:  # network, permission, unknown name: each has its own exception type
         fix = f"no such path, and the hub's {name}/tokenizer.json cannot be had ({type(error).__name__})"
         raise ConfigError("tokenizer/name", name, EXPECTED, fix) from None
     return _read_json(Path(found))
+
+
+def require_hub() -> None:
+    """Raise an OSError at once where the hub's name cannot even be looked up; its client would retry for long."""
+    import socket
+    from urllib.parse import urlsplit
+
+    from huggingface_hub import constants
+
+    socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
