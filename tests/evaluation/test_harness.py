@@ -73,6 +73,7 @@ def test_generation_stops_where_the_task_says(model: HarnessModel) -> None:
     assert cut == whole[: whole.index(stop)]
 
 
+@pytest.mark.extra
 @installed
 def test_the_harness_and_our_own_evaluation_agree(tiny: Tiny, model: HarnessModel, tmp_path: Path) -> None:
     lines = [{"q": f"is {i} {'very ' * (i % 4)}even?", "a": i % 3} for i in range(15)]
@@ -97,6 +98,7 @@ def test_the_harness_and_our_own_evaluation_agree(tiny: Tiny, model: HarnessMode
         np.testing.assert_allclose(scores, example.scores, atol=1e-4)
 
 
+@pytest.mark.extra
 @installed
 def test_an_unknown_task_is_a_users_mistake(model: HarnessModel) -> None:
     with pytest.raises(UserError, match="no such task"):

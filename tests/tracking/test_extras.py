@@ -22,6 +22,7 @@ assert "wandb" in sys.modules
 """
 
 
+@pytest.mark.extra
 def test_wandb_offline_stays_inside_the_run_directory(tmp_path):
     pytest.importorskip("wandb")
     environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_CONFIG_DIR": str(tmp_path / "config")}
@@ -46,6 +47,7 @@ def test_wandb_offline_stays_inside_the_run_directory(tmp_path):
     assert not (tmp_path / "wandb").exists()
 
 
+@pytest.mark.extra
 def test_tensorboard_writes_event_files(tmp_path):
     pytest.importorskip("tensorboardX")
     with Tracker.open(["tensorboard"], RunInfo(tmp_path)) as tracker:

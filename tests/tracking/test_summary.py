@@ -63,6 +63,7 @@ def test_pictures_are_written_where_a_tracker_shows_them(tmp_path: Path) -> None
     assert (tmp_path / "figures" / "loss.png").exists()
 
 
+@pytest.mark.extra
 def test_tensorboard_holds_matrix_and_pictures(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     run = FakeRun(tmp_path, stages=2, probes=False).go()

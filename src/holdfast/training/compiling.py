@@ -1,5 +1,6 @@
 """Compiled steps of a trainer: one for each stage kind, with donated state and fixed shardings."""
 
+import resource
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -164,3 +165,11 @@ def find_micro_batch(trainer: "BaseTrainer[Any, Any]") -> int:
 def host(metrics: Any) -> dict[str, float]:
     """Metrics as Python numbers."""
     return {name: np.asarray(value).item() for name, value in jax.device_get(metrics).items()}
+
+
+def peak_memory(mesh: jax.sharding.Mesh) -> int:
+    """The most bytes in use so far: of a device, or of this process where devices do not tell."""
+    stats = mesh.local_devices[0].memory_stats() if mesh.local_devices else None
+    if stats and "peak_bytes_in_use" in stats:
+        return int(stats["peak_bytes_in_use"])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -306,6 +306,7 @@ class Session:
             "stage": self.stages.stage_at(step - 1),
             "skipped": int(values["skipped"]),
             "seconds": self.clock.read(),
+            "memory": compiling.peak_memory(self.trainer.topology.mesh),
         }
         if self.meter.penalty_cosine is not None:
             record["penalty_cosine"] = self.meter.penalty_cosine

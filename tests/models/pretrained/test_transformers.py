@@ -12,6 +12,7 @@ from holdfast.execution.topology import Topology
 from holdfast.models import ArchitectureConfig, Decoder, resolve
 from holdfast.models.pretrained import load_params, load_spec, save_pretrained
 
+pytestmark = pytest.mark.extra
 torch = pytest.importorskip("torch", reason="needs the extra hf: pip install holdfast[hf]")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf: pip install holdfast[hf]")
 
