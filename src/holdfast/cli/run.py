@@ -51,7 +51,7 @@ def run_command(
         root=out,
         parent=parent,
         init_from=init_from,
-        on_results=functools.partial(write_report, pictures=False),
+        on_results=functools.partial(write_report, pictures=None),
     )
     if code == 0:
         print_summary(out / project / group / (name or config.stem))

@@ -382,6 +382,8 @@ class Session:
             except Exception as error:  # a picture that fails must not stop training
                 self.tracker.message(f"warning: no report: {type(error).__name__}: {error}")
                 self.on_results = None
+        if finished:
+            self.tracker.summarize(self.stages.total_steps, self.trainer.spec.run_dir)
 
     def tokens(self, step: int) -> int:
         """Tokens seen after a step."""

@@ -83,12 +83,14 @@ class Meter:
         tasks = task_names(self.trainer.config.evaluations, datasets)
         points = [Point.from_dict(point) for point in self.progress.points]
         chance = {task: facts["chance"] for point in self.progress.points for task, facts in point["facts"].items()}
+        # Small probes are too noisy to say that something was learned; so is luck before training.
+        judged = [point for point in points if point.row]
         return ScoreMatrix.from_points(
             points,
             [stage.name for stage in stages],
             tasks,
             task_homes(tasks, datasets),
-            not_learned=tasks_not_learned(points, chance),
+            not_learned=tasks_not_learned(judged, chance),
         )
 
     def write_results(self, *, finished: bool) -> None:
