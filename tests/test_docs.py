@@ -1,0 +1,155 @@
+"""The documentation is true: its links lead somewhere, its commands exist, its tutorials and plug-ins run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from holdfast.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TUTORIALS = sorted((ROOT / "docs").glob("tutorial-*.md"))
+HOWTOS = sorted((ROOT / "docs").glob("howto-*.md"))
+MINUTES = 20
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUNS = re.compile(r"^<!-- runs -->\n```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`\n]+)`")
+# What a command line begins with: nothing, variables, or an operator of the shell; then options such as --plugin NAME.
+COMMAND = re.compile(r"(?:^|[;&|(]|\b\w+=\S+)\s*(?:\S*/)?holdfast((?:\s+--[\w-]+(?:[ =]\w+)?)*)\s+([a-z]\w*)")
+
+
+def name(page: Path) -> str:
+    return page.name
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def commands_of(text: str) -> set[str]:
+    """The subcommands that a page's shell blocks and its `code` name."""
+    shell = [line for kind, block in FENCE.findall(text) if kind == "bash" for line in block.splitlines()]
+    inline = CODE.findall(FENCE.sub("", text))
+    return {match[2] for line in [*shell, *inline] for match in COMMAND.finditer(line)}
+
+
+def known_commands() -> set[str]:
+    named = {str(command.name) for command in app.registered_commands}
+    return named | {str(group.name) for group in app.registered_groups}
+
+
+def test_commands_are_found_in_text() -> None:
+    text = (
+        "`holdfast plan X` `$(holdfast a)`\n```bash\nA=1 holdfast --plugin my run x || .venv/bin/holdfast show\n```\n"
+    )
+    assert commands_of(text) == {"plan", "a", "run", "show"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{page.name}: {target} does not exist"
+        assert found.is_relative_to(ROOT), f"{page.name}: {target} leads out of the repository"
+        if anchor:
+            assert anchor in anchors(found), f"{page.name}: {target}: there is no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_exist(page: Path) -> None:
+    unknown = commands_of(page.read_text(encoding="utf-8")) - known_commands()
+    assert not unknown, f"{page.name} names commands that do not exist: {unknown}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert pages <= set(LINK.findall(index))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_yaml_can_be_read(page: Path) -> None:
+    for kind, block in FENCE.findall(page.read_text(encoding="utf-8")):
+        if kind == "yaml":
+            assert isinstance(yaml.safe_load(block), dict)
+
+
+def run_script(script: str, folder: Path) -> str:
+    """Run a shell script from a folder that looks like the root of the repository; returns what it printed."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-c", f"set -euo pipefail\n{script}"],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=MINUTES * 60,
+    )
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=name)
+def test_tutorials_run_as_they_stand(page: Path, tmp_path: Path) -> None:
+    blocks = RUNS.findall(page.read_text(encoding="utf-8"))
+    assert blocks
+    printed = run_script("\n".join(blocks), tmp_path)
+    assert "Traceback" not in printed
+    # Where a page shows that something is refused, it must be.
+    assert printed.count("refused, exit code 2\n") == sum(block.count('"refused, exit code') for block in blocks)
+
+
+def plugin_of(page: Path) -> tuple[str, str]:
+    """The plug-in that a how-to shows: the name of its file and its text."""
+    text = page.read_text(encoding="utf-8")
+    (named,) = set(re.findall(r"--plugin (my_\w+)", text))
+    (code,) = [block for kind, block in FENCE.findall(text) if kind == "python"]
+    assert f"`{named}.py`" in text
+    return named, code
+
+
+@pytest.mark.parametrize("page", HOWTOS, ids=name)
+def test_plugins_register_without_jax(page: Path, tmp_path: Path) -> None:
+    named, code = plugin_of(page)
+    (tmp_path / f"{named}.py").write_text(code, encoding="utf-8")
+    registered = re.findall(r'\.register\("(\w+)"', code)
+    assert registered
+    check = (
+        f"import sys; sys.argv = ['holdfast', '--plugin', '{named}', 'jobs']\n"
+        "from holdfast.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "assert 'jax' not in sys.modules"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(each in done.stdout for each in registered)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", HOWTOS, ids=name)
+def test_howtos_run_as_they_stand(page: Path, tmp_path: Path) -> None:
+    named, code = plugin_of(page)
+    blocks = FENCE.findall(page.read_text(encoding="utf-8"))
+    (tmp_path / f"{named}.py").write_text(code, encoding="utf-8")
+    for kind, block in blocks:
+        if kind == "yaml":
+            (tmp_path / "mine.yaml").write_text(block, encoding="utf-8")
+    printed = run_script("\n".join(block for kind, block in blocks if kind == "bash"), tmp_path)
+    assert "Traceback" not in printed
