@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -67,12 +68,18 @@ def kill_at_random(config: Path, out: Path, env: dict[str, str], times: int, see
     return killed
 
 
+def train_records(run_dir: Path) -> list[dict[str, Any]]:
+    """The records of all training steps, in order."""
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["kind"] == "train"]
+
+
 def losses(run_dir: Path) -> dict[int, float]:
     """Training loss of every recorded step, each once."""
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    steps = [record["step"] for record in records if record["kind"] == "train"]
-    assert len(steps) == len(set(steps)), "a step was recorded twice"
-    return {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
+    records = train_records(run_dir)
+    found = {record["step"]: record["loss"] for record in records}
+    assert len(found) == len(records), "a step was recorded twice"
+    return found
 
 
 READ_STATE = """

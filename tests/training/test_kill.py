@@ -100,3 +100,24 @@ def test_a_polite_stop_saves_a_checkpoint_and_ends_cleanly(number: signal.Signal
     resumed = killing.finish(config, tmp_path / "runs", env)
     whole = killing.finish(config, tmp_path / "whole", env)
     killing.assert_identical(whole, resumed, env, tmp_path)
+
+
+def test_a_checkpoint_restores_onto_another_mesh(tmp_path: Path, cache: Path) -> None:
+    """Four devices, killed, then one: the same rows, and losses that agree up to rounding."""
+    config = tmp_path / "config.yaml"
+    config.write_text(CONTINUAL)
+    four, one = killing.environment(cache, 4), killing.environment(cache, 1)
+    whole = killing.finish(config, tmp_path / "whole", one)
+    process = killing.start(config, tmp_path / "moved", four, "topology.fsdp=2", "topology.tensor=2")
+    run_dir = tmp_path / "moved" / "general" / "default" / "run"
+    while process.poll() is None and killing.last_step(run_dir) < 70:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    moved = killing.finish(config, tmp_path / "moved", one)
+    first, second = killing.losses(whole), killing.losses(moved)
+    assert first.keys() == second.keys()
+    assert max(abs(first[step] - second[step]) for step in first) < 1e-3
+    assert [record["rows"] for record in killing.train_records(whole)] == [
+        record["rows"] for record in killing.train_records(moved)
+    ]

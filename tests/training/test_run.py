@@ -181,10 +181,10 @@ def test_the_future_may_be_edited_and_the_past_may_not(whole: Any, tmp_path: Pat
     copy_until(whole, tmp_path, 8)
     probes = ("eval.probe_interval=2", "eval.probe_window=2")
     for override, path in [
-        ("stages.0.tokens=1792", "stages"),
+        ("stages.0.tokens=1792", "stages/0/tokens"),
         ("training.seed=1", "training/seed"),
         ("optimization.lr=0.001", "optimization/lr"),
-        ("stages.0.data.0.name=arithmetic", "stages"),
+        ("stages.0.data.0.name=arithmetic", "stages/0/data/0/name"),
     ]:
         with pytest.raises(UserError, match=path):
             continual(tmp_path, *probes, override).run()
@@ -210,6 +210,32 @@ def test_a_branch_shares_its_parents_past(whole: Any, tmp_path: Path) -> None:
     assert mine[12] != theirs[12]
     results = [json.loads((t.spec.run_dir / "results.json").read_text())["matrix"]["nll"] for t in (branch, whole)]
     assert results[0][:2] == results[1][:2]
+
+
+def test_a_branch_that_cannot_be_taken_over_is_an_error(whole: Any, tmp_path: Path) -> None:
+    copy_until(whole, tmp_path, 16)
+    parent = tmp_path / "general" / "default" / "run"
+    for file in (parent / "checkpoints" / "8" / "state").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"broken")
+    branch = continual(tmp_path, "eval.probe_interval=2", "eval.probe_window=2", name="branch")
+    with pytest.raises(UserError, match="cannot be taken over"):
+        loop.run(branch, parent=f"{parent}@boundary_1")
+
+
+def test_a_penalty_that_only_rescales_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trainer = continual(
+        tmp_path,
+        "optimization.kl.estimator=nll_difference",
+        "logging.penalty_probe=true",
+        "training.evaluate=false",
+        "logging.report_interval=8",
+    )
+    trainer.run()
+    said = capfd.readouterr().err
+    assert "nll_difference has the gradient of plain training" in said
+    assert "is parallel to the cross-entropy's" in said
+    assert records(trainer.spec.run_dir, "train")[-1]["penalty_cosine"] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_weights_alone_start_a_new_run(whole: Any, tmp_path: Path) -> None:

@@ -106,9 +106,17 @@ def _check_count(tokens: list[int], path: str, exactly: int | None = None) -> No
 
 
 def _finish(settings: Settings[Any], stages: tuple[Stage, ...], fade: FadeConfig, spelling: Spelling) -> Curriculum:
-    config = settings.trainer
+    config, replay = settings.trainer, settings.stages.replay
+    unpenalised = [index for index, stage in enumerate(stages) if index > 0 and stage.beta == 0]
+    if replay is not None and replay.objective == "kl" and unpenalised:
+        raise ConfigError(
+            "training/replay/objective",
+            "kl",
+            f"ce or both, because stage {unpenalised[0]} has no penalty that could look at replayed rows",
+            f"or give it one ({spelling.beta.format(unpenalised[0])})",
+        )
     return Curriculum(
-        with_replay(stages, settings.stages.replay),
+        with_replay(stages, replay),
         config.batch_size,
         config.block_size,
         fade,

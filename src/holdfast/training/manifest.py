@@ -76,8 +76,26 @@ def facts(plan: DataPlan, step: int) -> dict[str, Any]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Paths whose values differ between two flat configurations."""
-    return {path: (old.get(path), new.get(path)) for path in sorted({*old, *new}) if old.get(path) != new.get(path)}
+    """Paths whose values differ between two flat configurations, down to the element of a list that differs.
+
+    >>> differences({"stages": [{"beta": 0.1, "tokens": 5}]}, {"stages": [{"beta": 0.2, "tokens": 5}]})
+    {'stages/0/beta': (0.1, 0.2)}
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for path in sorted({*old, *new}):
+        found.update(_differences(path, old.get(path), new.get(path)))
+    return found
+
+
+def _differences(path: str, old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
+    if isinstance(old, list) and isinstance(new, list):
+        old, new = dict(enumerate(old)), dict(enumerate(new))
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        inner: dict[str, tuple[Any, Any]] = {}
+        for key in dict.fromkeys([*old, *new]):
+            inner.update(_differences(f"{path}/{key}", old.get(key), new.get(key)))
+        return inner
+    return {} if old == new else {path: (old, new)}
 
 
 def check_resume(manifest: Mapping[str, Any], flat: Mapping[str, Any], plan: DataPlan) -> list[str]:

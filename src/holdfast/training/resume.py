@@ -125,11 +125,15 @@ def start(trainer: "BaseTrainer[Any, Any]", say: Any, parent: str | None = None)
         except UserError:
             raise
         except Exception as error:  # a broken checkpoint raises whatever its broken file raises
-            say(f"checkpoint {info.step} cannot be read and is skipped: {' '.join(str(error).split())[:200]}")
-            if own:
-                store = CheckpointStore(trainer.checkpoint_dir)
-                store.discard(info.step)
-                store.close()
+            reason = " ".join(str(error).split())[:200]
+            if not own:
+                raise UserError(
+                    f"--from {parent}: the checkpoint cannot be taken over: {reason}; a branch has its parent's job"
+                ) from error
+            say(f"checkpoint {info.step} cannot be read and is skipped: {reason}")
+            store = CheckpointStore(trainer.checkpoint_dir)
+            store.discard(info.step)
+            store.close()
             continue
         if not own:
             _take_over(trainer, info)
