@@ -340,7 +340,7 @@ def test_without_network_and_files_the_error_says_what_is_wanted(
         with pytest.raises(UserError) as caught:
             prepare(name, "train", data=data, tokenizer=BYTES, progress=False)
         said = str(caught.value)
-        assert f"train.{tables.ANY_ENDING} in {tmp_path}/root/{name}" in said
+        assert f"train.{tables.ANY_ENDING} in {tmp_path / 'root' / name}" in said
         assert hub in said
     with pytest.raises(UserError, match="data/root"):
         list(documents("mnli", "train", DataConfig(cache=str(tmp_path))))

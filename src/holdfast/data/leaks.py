@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.data.store import Prepared, write_json
+from holdfast.data.store import Prepared
 from holdfast.data.tokenizers import Tokenizer
 from holdfast.errors import UserError
+from holdfast.execution.files import write_json
 
 NGRAM = 13  # words
 SHARE = 0.5  # of a row's n-grams that must occur in training

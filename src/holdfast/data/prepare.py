@@ -28,6 +28,7 @@ from holdfast.data.sources import find_source
 from holdfast.data.store import FORMAT, RECORD, Prepared
 from holdfast.data.tokenizers import Tokenizer
 from holdfast.errors import ConfigError, UserError
+from holdfast.execution.files import sync
 
 STREAM_TOKENS = 1_000_000_000  # taken from an endless stream unless data/max_tokens says otherwise
 JOURNAL_SECONDS = 2.0  # between two commits: at most this much work is lost by a kill
@@ -124,9 +125,9 @@ def _make(job: _Job, progress: bool) -> None:
         store.finish(folder, _ledger(job, parts, context), job.tokenizer.token_bytes())
     for name in ("journal", "documents.bin"):
         (folder / name).unlink(missing_ok=True)
-    store.sync(folder)
+    sync(folder)
     folder.rename(job.path)
-    store.sync(job.path.parent)
+    sync(job.path.parent)
     if progress:
         _say_broken(job)
 

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import UserError
+from holdfast.execution.files import sync, write_json
 
 FORMAT = 1
 LEDGER = "ledger.json"
@@ -113,27 +114,6 @@ def _write_column(path: Path, records: NDArray[Any], name: str, dtype: np.dtype[
 def _flush(array: NDArray[Any]) -> None:
     assert isinstance(array, np.memmap)
     array.flush()
-
-
-def sync(path: Path) -> None:
-    """Make a file or folder durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that the file is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2, sort_keys=True, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync(path.parent)
 
 
 def stores_folder(cache: Path) -> Path:

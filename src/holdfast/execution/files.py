@@ -23,9 +23,19 @@ def write_atomically(path: Path, data: str | bytes) -> None:
             os.fsync(file.fileno())
         Path(name).chmod(0o644)
         Path(name).replace(path)
+        sync(path.parent)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def sync(path: Path) -> None:
+    """Make a file or folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:

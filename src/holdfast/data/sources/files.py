@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from holdfast.data.documents import SourceContext
-from holdfast.data.store import write_json
 from holdfast.errors import UserError
+from holdfast.execution.files import write_json
 
 ENDINGS = {
     ".jsonl": "jsonl",

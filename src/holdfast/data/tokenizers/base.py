@@ -2,13 +2,14 @@
 
 import abc
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from holdfast.execution.files import write_atomically
 
 META_FILE = "holdfast_tokenizer.json"
 
@@ -71,17 +72,7 @@ def model_vocab_size(tokenizer: Tokenizer) -> int:
     return -(-tokenizer.vocab_size // unit) * unit
 
 
-def write_whole(path: Path, content: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def write_meta(folder: Path, meta: dict[str, Any]) -> None:
     """Write the file that says what kind of tokenizer a folder holds."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / META_FILE, json.dumps(meta, indent=2, sort_keys=True) + "\n")
+    write_atomically(folder / META_FILE, json.dumps(meta, indent=2, sort_keys=True) + "\n")

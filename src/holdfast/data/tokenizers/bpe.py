@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.data.tokenizers.base import Tokenizer, write_meta, write_whole
+from holdfast.data.tokenizers.base import Tokenizer, write_meta
 from holdfast.errors import ConfigError
+from holdfast.execution.files import write_atomically
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
@@ -109,7 +110,7 @@ class LibraryTokenizer(Tokenizer):
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "tokenizer.json", self._serialised)
+        write_atomically(folder / "tokenizer.json", self._serialised)
         special = {"eot": self._rust.id_to_token(self.eot_id), "pad": self._rust.id_to_token(self.pad_id)}
         write_meta(folder, {"kind": "library", "name": self.name, **special})
 
