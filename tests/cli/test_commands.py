@@ -132,6 +132,7 @@ def test_nonsense_anywhere_is_named_by_its_path(job: str, tmp_path: Path, monkey
         (["training.dataset.1.0.rate=0.5"], "training/dataset/1"),
         (["eval.evaluations=[mnly]"], "eval/evaluations/0"),
         (["training.batch_sise=3"], "training/batch_size"),
+        (["training.per_device_batch_size=100"], "training/per_device_batch_size"),
         (["training.replay={objective: kl}", "optimization.kl.betas.3=0"], "training/replay/objective"),
     ],
 )

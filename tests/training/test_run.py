@@ -151,6 +151,27 @@ def test_a_crash_after_any_step_changes_nothing(crash: int, whole: Any, tmp_path
     assert matrices[0] == matrices[1]
 
 
+def test_a_crash_before_the_first_rolling_checkpoint_starts_from_step_0(tmp_path: Path, monkeypatch: Any) -> None:
+    """Without evaluations the checkpoint of step 0 holds no results, and is there all the same."""
+    settle = loop.Session.settle
+
+    def crashing(self: loop.Session) -> None:
+        settle(self)
+        if int(self.trainer.state.step) == 2:
+            self.store.wait()
+            raise RuntimeError("crash")
+
+    overrides = ("training.evaluate=false", "training.validation=false")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Session, "settle", crashing)
+        with pytest.raises(RuntimeError, match="crash"):
+            continual(tmp_path, *overrides).run()
+    assert [info.step for info in list_checkpoints(tmp_path / "general" / "default" / "run" / "checkpoints")] == [0]
+    resumed = continual(tmp_path, *overrides)
+    resumed.run()
+    assert sorted(losses(resumed.spec.run_dir)) == list(range(1, 17))
+
+
 def copy_until(whole: Any, folder: Path, step: int) -> None:
     """A run that was killed after a checkpoint."""
     target = folder / whole.spec.run_dir.relative_to(whole.spec.root)

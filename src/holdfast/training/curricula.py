@@ -50,9 +50,11 @@ def _single(config: BaseTrainerConfig, settings: Settings[Any]) -> Curriculum:  
 
 @_curriculum.register
 def _two_stages(config: KLDivergenceTrainerConfig, settings: Settings[Any]) -> Curriculum:
-    if settings.stages.stages:
-        return _staged(settings, FadeConfig(), (), betas_allowed=True, exactly=2)
     beta = settings.of(KLConfig).beta
+    if settings.stages.stages:
+        if beta != KLConfig().beta:
+            refuse_mixed_spellings(["optimization/kl/beta"])
+        return _staged(settings, FadeConfig(), (), betas_allowed=True, exactly=2)
     _check_count(config.total_tokens, "training/tokens", exactly=2)
     stages = stages_from_lists(config.total_tokens, config.datasets, [0.0, beta], [1])
     return _finish(settings, stages, FadeConfig(), LISTS)

@@ -11,10 +11,13 @@ from holdfast.data.plan import DataPlan, SourceSize
 from holdfast.data.prepare import find_prepared
 from holdfast.data.rows import Rows
 from holdfast.data.sampling import SourceKey
-from holdfast.errors import UserError
+from holdfast.errors import ConfigError, UserError
+from holdfast.execution.topology import axis_sizes
+from holdfast.models.axes import check_divisible
 from holdfast.optim import build_optimizer, learning_rates
 from holdfast.training.base import schedule_for
 from holdfast.training.blueprint import Blueprint
+from holdfast.training.microbatch import check_batch
 
 SKEW = 2.0  # a source whose share of the loss is off its rate by more than this factor is warned about
 
@@ -34,6 +37,7 @@ def forecast(job: str, drawn: Blueprint[Any]) -> dict[str, Any]:
     if missing and unit == "tokens":
         warnings.append("training/mixture_unit is tokens, which needs prepared data: rows are counted as by rows here")
     warnings += [f"leak: {leak}" for leak in known_leaks(drawn, rows)]
+    warnings += check_mesh(drawn)
     stages = [stage_facts(curriculum, index, counts, rows) for index in range(len(curriculum.stages))]
     return {
         "job": job,
@@ -68,6 +72,20 @@ def prepared_rows(drawn: Blueprint[Any]) -> tuple[dict[SourceKey, Rows], list[st
             prepared, source.style, drawn.curriculum.block_size, loss_on=data.loss_on, pad_id=tokenizer.pad_id
         )
     return rows, list(dict.fromkeys(missing))
+
+
+def check_mesh(drawn: Blueprint[Any]) -> list[str]:
+    """Refuse a batch or a model that the mesh does not divide; a mesh for other devices than these is a warning."""
+    import jax
+
+    config = drawn.settings.trainer
+    try:
+        sizes = axis_sizes(drawn.settings.topology, jax.device_count())
+    except ConfigError as error:
+        return [f"not for this machine: {error}"]
+    check_batch(config.batch_size, config.per_device_batch_size, sizes["data"] * sizes["fsdp"])
+    check_divisible(drawn.model, sizes)
+    return []
 
 
 def known_leaks(drawn: Blueprint[Any], rows: dict[SourceKey, Rows]) -> list[Leak]:

@@ -174,13 +174,13 @@ class Session:
         self.meter = measure.Meter(trainer, progress)
         self.clock = Clock()
         self.pending: tuple[int, Any, dict[str, Any]] | None = None
-        self.saved_step = int(trainer.state.step) if progress.points or trainer.state.step else -1
+        self.saved_step = progress.saved_step
 
     def train(self, asked: list[int]) -> None:
         """All steps that are left."""
         start = int(self.trainer.state.step)
         self.announce()
-        if self.saved_step < 0:
+        if start == 0 and self.saved_step < 0:
             self.duties(0)
         batches = prefetched(self.trainer.batches, start, self.trainer.settings.run.prefetch)
         for step in range(start, self.stages.total_steps):

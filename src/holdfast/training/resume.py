@@ -29,6 +29,7 @@ class Progress:
     points: list[dict[str, Any]] = field(default_factory=list)  # evaluations, as in results.json
     best: dict[str, float] = field(default_factory=dict)  # stage -> lowest validation loss
     metrics_length: int = 0
+    saved_step: int = -1  # step of the checkpoint that this was read from, -1 for a fresh start
 
 
 def manifest_of(
@@ -141,7 +142,8 @@ def start(trainer: "BaseTrainer[Any, Any]", say: Any, parent: str | None = None)
         elif info.step < trainer.stages.total_steps:
             say(f"resumed at step {info.step} of {trainer.stages.total_steps}")
         manifest = info.manifest
-        return Progress(list(manifest["points"]), dict(manifest["best"]), manifest["metrics_length"])
+        saved_step = info.step if own else -1
+        return Progress(list(manifest["points"]), dict(manifest["best"]), manifest["metrics_length"], saved_step)
     return Progress()
 
 
