@@ -86,6 +86,13 @@ def test_val_step_returns_sum_and_count(pretrain: Any) -> None:
     assert float(meta.tokens) <= float(count)
 
 
+def test_steps_take_the_specs_three_arrays(pretrain: Any) -> None:
+    batch = reshaped(pretrain.batch(), 2)
+    loss_sum, count, _ = jax.jit(pretrain.val_step)(pretrain.state, tuple(batch[:3]))
+    _, loss, _ = jax.jit(pretrain.train_step, static_argnums=3)(pretrain.state, tuple(batch[:3]), jax.random.key(0), 2)
+    assert float(loss) == pytest.approx(float(loss_sum) / float(count), rel=1e-5)
+
+
 def test_the_batch_of_a_step_is_the_same_twice(pretrain: Any) -> None:
     for slice_name in ("train", "val"):
         first, second = pretrain.batch(slice_name), pretrain.batch(slice_name)

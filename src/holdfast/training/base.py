@@ -119,7 +119,7 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
 
     @classmethod
     def train_step(
-        cls, state: TrainState, batch: Batch, key: jax.Array, accumulate_steps: int
+        cls, state: TrainState, batch: Batch | Tuple[Any, ...], key: jax.Array, accumulate_steps: int
     ) -> Tuple[TrainState, jax.Array, Any]:
         """Compute gradients over S micro-batches and apply one optimizer step.
 
@@ -132,16 +132,16 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
         Returns:
             (updated_state, loss, meta)
         """
-        return step.train_step(state, batch, key, accumulate_steps)
+        return step.train_step(state, Batch(*batch), key, accumulate_steps)
 
     @classmethod
-    def val_step(cls, state: TrainState, batch: Batch) -> Tuple[jax.Array, jax.Array, Any]:
+    def val_step(cls, state: TrainState, batch: Batch | Tuple[Any, ...]) -> Tuple[jax.Array, jax.Array, Any]:
         """Compute validation loss over S micro-batches.
 
         Returns:
             (loss_sum, token_count, last_meta)
         """
-        return step.val_step(state, batch)
+        return step.val_step(state, Batch(*batch))
 
     # What follows from the declarations
 
