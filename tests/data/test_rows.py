@@ -1,6 +1,5 @@
 """Rows: every token where it belongs, the same loss in every style."""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -158,16 +157,14 @@ def test_the_bytes_of_all_rows_are_the_bytes_of_the_text(
     assert stream.loss_bytes(range(len(stream))).sum() == store.num_bytes - 1  # the first token is no target
 
 
-def test_packing_is_next_fit_and_fast(tmp_path: Path) -> None:
+def test_packing_a_million_documents_is_next_fit(tmp_path: Path) -> None:
     store = make_store(tmp_path, texts("abc"))
     count = 1_000_000
     lengths = np.random.default_rng(0).integers(2, 40, count)
     store.offsets = np.concatenate([[0], np.cumsum(lengths)])
     store.prompt_lengths = np.zeros(count, np.uint32)
     store.num_documents = count
-    start = time.process_time()
     rows = Rows(store, PACKED, 64)
-    assert time.process_time() - start < 2
     first = rows._first
     ends = np.cumsum(np.concatenate([[0], lengths - 1]))
     used = ends[first[1:]] - ends[first[:-1]]
