@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -200,6 +200,7 @@ def test_thinning_keeps_the_extremes(values: list[float | None], most: int) -> N
 
 @settings(deadline=None, max_examples=100)
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 12))
+@example(-900719926.0, 1e-6, 5)
 def test_ticks_lie_inside_and_are_few(low: float, width: float, wanted: int) -> None:
     found = ticks(low, low + width, wanted)
     assert len(found) <= wanted + 2

@@ -129,7 +129,7 @@ def ticks(low: float, high: float, wanted: int) -> list[float]:
     >>> ticks(0, 10, 5)
     [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
     """
-    if not high > low:
+    if not high - low > 1e-12 * max(abs(low), abs(high)):  # nothing between them that a float could tell apart
         return [low]
     rough = (high - low) / max(wanted, 1)
     power = 10.0 ** math.floor(math.log10(rough))
