@@ -16,7 +16,7 @@ MESHES = ((1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2), (1, 4, 2))
 
 
 def initial(sizes: tuple[int, int, int]) -> tuple[object, int]:
-    """Parameters on a mesh, and the most bytes that one of its devices holds or needs while they are made."""
+    """Parameters on a mesh, and the bytes that its first device holds of them."""
     count = int(np.prod(sizes))
     topology = Topology.build(TopologyConfig(*sizes), jax.devices()[:count])
     model, tokens = Decoder(SPEC), jnp.zeros((1, 1), jnp.int32)

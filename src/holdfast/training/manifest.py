@@ -4,7 +4,6 @@ The past of a run must not change. Options that only concern the future or the w
 future tokens, betas and fades, logging, evaluation, devices.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -127,8 +126,3 @@ def check_resume(manifest: Mapping[str, Any], flat: Mapping[str, Any], plan: Dat
             + "\nput these back, choose another --name, or take its weights alone with --init-from"
         )
     return [f"{path}: was {old!r}, is {new!r}" for path, (old, new) in changed.items()]
-
-
-def model_facts(spec: Any) -> dict[str, Any]:
-    """A model specification as plain values."""
-    return dataclasses.asdict(spec)
