@@ -17,6 +17,7 @@ from holdfast.cli.forgotten import forgotten_command
 from holdfast.cli.generate import generate_command
 from holdfast.cli.import_ import import_command
 from holdfast.cli.jobs import jobs_command
+from holdfast.cli.launch import launch_command
 from holdfast.cli.plan import plan_command
 from holdfast.cli.prepare import prepare_command
 from holdfast.cli.report import report_command
@@ -53,6 +54,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plan": plan_command,
     "prepare": prepare_command,
     "run": run_command,
+    "launch": launch_command,
     "checkpoints": checkpoints_command,
     "show": show_command,
     "eval": eval_command,

@@ -42,3 +42,25 @@ def job_config(job: str, values: dict[str, object], overrides: list[str]) -> Job
         registry.jobs.get(job, path=JOB_KEY)  # raises, with the nearest name
     classes = config_classes(job)
     return JobConfig(job, merge(classes, values, overrides), classes)
+
+
+def read_run(
+    path: Path,
+    overrides: list[str],
+    name: str,
+    project: str,
+    group: str,
+    parent: str | None = None,
+    init_from: str | None = None,
+) -> JobConfig:
+    """The checked options of a run that is to start; what is wrong is found before JAX is imported."""
+    from holdfast.execution.names import check_name
+    from holdfast.training.check import checked
+
+    if parent and init_from:
+        raise UserError("--from and --init-from: choose one, a shared past or the weights alone")
+    for value, option in ((name, "--name"), (project, "--project"), (group, "--group")):
+        check_name(value, option)
+    resolved = read_config(path, overrides)
+    checked(resolved.job, resolved.cfg)
+    return resolved

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import UserError
+from holdfast.execution import processes
 
 STATE, MANIFEST = "state", "manifest"
+TEMPORARY = ".orbax-checkpoint-tmp"  # Orbax's name for what is not complete; left over, it is removed
 _KEPT = re.compile(r"boundary_\d+|final")
 
 
@@ -108,8 +110,18 @@ def kept_steps(infos: Iterable[CheckpointInfo], rolling: int) -> set[int]:
     return kept | set(newest_best.values())
 
 
+def set_aside(info: CheckpointInfo) -> None:
+    """Put a checkpoint that cannot be read out of the way, so that its step can be saved again."""
+    aside = info.path.parent / f"unreadable-{info.step}"
+    shutil.rmtree(aside, ignore_errors=True)
+    info.path.rename(aside)
+
+
 class CheckpointStore:
     """Writes and reads the checkpoints of one run; open it in `run()` and close it in a `finally`.
+
+    All processes of a run save together, and a checkpoint counts when every one of them has written its part. Each
+    reads by itself, so that one that cannot read says so instead of leaving the others waiting.
 
     Args:
         folder: the run's `checkpoints` folder.
@@ -124,14 +136,24 @@ class CheckpointStore:
         self._ocp = ocp
         self.folder = folder.absolute()
         self.rolling = rolling
-        if not read_only:
+        self.read_only = read_only
+        if not read_only and processes.is_first():
             self.folder.mkdir(parents=True, exist_ok=True)
-            for leftover in self.folder.glob("*.orbax-checkpoint-tmp*"):
+            for leftover in self.folder.glob(f"*{TEMPORARY}*"):
                 shutil.rmtree(leftover, ignore_errors=True)
+        together = ocp.options.MultiprocessingOptions()
+        me = processes.index()
+        by_itself = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+        processes.barrier("checkpoints")
         self._manager = ocp.CheckpointManager(
             self.folder,
             item_names=(STATE, MANIFEST),
-            options=ocp.CheckpointManagerOptions(create=not read_only, read_only=read_only, max_to_keep=None),
+            options=ocp.CheckpointManagerOptions(
+                create=False,
+                read_only=read_only,
+                max_to_keep=None,
+                multiprocessing_options=by_itself if read_only else together,
+            ),
         )
 
     def save(self, step: int, state: Any, manifest: dict[str, Any]) -> None:
@@ -148,11 +170,14 @@ class CheckpointStore:
         assert saved, f"a checkpoint of step {step} is there already"
 
     def _prune(self) -> None:
+        """Remove what need not be kept; one process decides and does it, under a name that counts for nothing."""
+        if self.read_only or not processes.is_first():
+            return
         infos = list_checkpoints(self.folder)
         kept = kept_steps(infos, self.rolling)
         for info in infos:
             if info.step not in kept:
-                self._manager.delete(info.step)
+                shutil.rmtree(info.path.rename(self.folder / f"{info.step}{TEMPORARY}-removed"))
 
     def restore(self, step: int, target: Any) -> Any:
         """The state of a step, placed as the target's shapes and shardings say."""
@@ -169,14 +194,6 @@ class CheckpointStore:
             partial_restore=True,
         )
         return self._manager.restore(step, args=args.Composite(**{STATE: part}))[STATE]
-
-    def discard(self, step: int) -> None:
-        """Set a checkpoint that cannot be read aside, so that its step can be saved again."""
-        path = self.folder / str(step)
-        aside = self.folder / f"unreadable-{step}"
-        shutil.rmtree(aside, ignore_errors=True)
-        path.rename(aside)
-        self._manager.reload()
 
     def wait(self) -> None:
         """Wait until what was saved is durable."""

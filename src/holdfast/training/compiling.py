@@ -31,12 +31,6 @@ def local_rows(mesh: jax.sharding.Mesh, shape: tuple[int, int]) -> slice:
     return slice(min(start for start, _ in spans), max(stop for _, stop in spans))
 
 
-def local_part(batch: Batch, mesh: jax.sharding.Mesh, shape: tuple[int, int]) -> Batch:
-    """The rows of a whole batch that this process holds."""
-    part = local_rows(mesh, shape)
-    return Batch(*(None if array is None else array[:, part] for array in batch))
-
-
 def place(batch: Batch, mesh: jax.sharding.Mesh, shape: tuple[int, int]) -> Batch:
     """A batch of this process's rows as global arrays on the mesh."""
     sharding = batch_sharding(mesh)

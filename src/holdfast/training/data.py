@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -80,19 +79,21 @@ def load_data(
     return RunData(train, validation, tuple(leak for leak in leaks if leak.leaked))
 
 
-def validation_batches(rows: Rows, num_rows: int, shape: tuple[int, int], packed: bool) -> Iterator[Batch]:
-    """The first rows of a validation split as (S, B, T) batches, the last one filled up with masked rows."""
+def validation_batches(
+    rows: Rows, num_rows: int, shape: tuple[int, int], packed: bool, local: slice = slice(None)
+) -> Iterator[Batch]:
+    """The first rows of a validation split as (S, B, T) batches, the last one filled up with masked rows.
+
+    Args:
+        local: the part of B that this process reads.
+    """
     count = min(num_rows, len(rows))
     per_batch = shape[0] * shape[1]
     for start in range(0, count, per_batch):
-        chosen = np.arange(start, start + per_batch)
-        real = chosen < count
-        batch = gather([rows], np.zeros(per_batch, np.int64), np.where(real, chosen, 0), rows.block_size)
+        here = np.arange(start, start + per_batch).reshape(shape)[:, local]
+        chosen, real = here.reshape(-1), here.reshape(-1) < count
+        batch = gather([rows], np.zeros(len(chosen), np.int64), np.where(real, chosen, 0), rows.block_size)
         batch = batch._replace(padding_mask=batch.padding_mask * real[:, None].astype(np.int8))
         if not packed:
             batch = batch._replace(segment_ids=None, positions=None)
-        yield Batch(*(None if a is None else _shaped(a, shape) for a in batch))
-
-
-def _shaped(array: Any, shape: tuple[int, int]) -> Any:
-    return array.reshape(*shape, array.shape[-1])
+        yield Batch(*(None if a is None else a.reshape(*here.shape, a.shape[-1]) for a in batch))

@@ -7,11 +7,9 @@ at the end: results and report
 """
 
 import contextlib
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,25 +17,20 @@ import jax
 from holdfast.config import to_yaml
 from holdfast.data.batches import prefetched
 from holdfast.errors import RunError
+from holdfast.execution import processes
 from holdfast.execution.checkpoints import CheckpointStore, named_checkpoint
 from holdfast.execution.files import run_lock, write_atomically
 from holdfast.tracking import RunInfo, Tracker
 from holdfast.tracking.jsonl import FILE_NAME, JsonlSink, truncate
 from holdfast.training import compiling, measure, resume
+from holdfast.training.clock import Clock
 from holdfast.training.data import validation_batches
 from holdfast.training.state import KLDivergenceTrainState, copied
 from holdfast.training.step import penalty_cosine
+from holdfast.training.stopping import Consent, Interrupted, interrupts
 
 if TYPE_CHECKING:
     from holdfast.training.base import BaseTrainer
-
-
-class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for it
-    """The run was asked to stop and has saved a checkpoint."""
-
-    def __init__(self, signal_number: int, step: int) -> None:
-        self.signal_number = signal_number
-        super().__init__(f"stopped by {signal.Signals(signal_number).name} at step {step}; the same command goes on")
 
 
 def run(
@@ -53,24 +46,26 @@ def run(
         init_from: `RUN[@CHECKPOINT]` whose weights a new run starts from.
         on_results: called with the run's folder whenever results were written; what it raises is only shown.
     """
-    with run_lock(trainer.spec.run_dir), interrupts() as asked:
-        assert trainer.plan, "data is prepared before anything else"
-        progress = resume.start(trainer, print, parent)
+    with held(trainer.spec.run_dir), interrupts() as asked:
+        prepare_data(trainer)
+        with processes.together():
+            progress = resume.start(trainer, print if processes.is_first() else lambda _: None, parent)
         if init_from is not None and int(trainer.state.step) == 0:
             weights = resume.load_weights(trainer, named_checkpoint(init_from))
             trainer.state = trainer.state.replace(params=weights)
         already_done = trainer.done
-        truncate(trainer.spec.run_dir / FILE_NAME, progress.metrics_length)
-        write_run_files(trainer)
+        if processes.is_first():
+            truncate(trainer.spec.run_dir / FILE_NAME, progress.metrics_length)
+            write_run_files(trainer)
         names = trainer.settings.tracking.sink_names(trainer.config.wandb)
-        tracker = Tracker.open([] if already_done else names, run_info(trainer))
+        tracker = Tracker.open(names if processes.is_first() and not already_done else [], run_info(trainer))
         store = CheckpointStore(trainer.checkpoint_dir, rolling=trainer.settings.run.rolling)
         try:
             session = Session(trainer, tracker, store, progress, on_results)
-            if already_done:
+            if not already_done:
+                session.train(Consent(asked))
+            elif processes.is_first():
                 print(f"{trainer.spec.run_dir}: this run is finished ({trainer.stages.total_steps} steps)")
-            else:
-                session.train(asked)
             store.wait()
             session.finish()
         finally:
@@ -79,26 +74,27 @@ def run(
 
 
 @contextlib.contextmanager
-def interrupts() -> Iterator[list[int]]:
-    """Signals that ask the run to stop, as they arrive; the second one ends the process at once."""
-    asked: list[int] = []
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+def held(run_dir: Path) -> Iterator[None]:
+    """Hold the run's folder, in the first process for all of them."""
+    with contextlib.ExitStack() as stack:
+        with processes.together():
+            if processes.is_first():
+                stack.enter_context(run_lock(run_dir))
+        yield
 
-    def handle(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
-        for known, handler in previous.items():
-            signal.signal(known, signal.SIG_DFL if known == number else handler)
 
-    try:
-        for number in previous:
-            signal.signal(number, handle)
-    except ValueError:  # not the main thread: a notebook's or a test's own handlers stay
-        previous = {}
-    try:
-        yield asked
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def prepare_data(trainer: "BaseTrainer[Any, Any]") -> None:
+    """Make what is missing in the first process; the others wait, then open it, or make it on a disk of their own."""
+    for first in (True, False):
+        with processes.together(processes.PREPARE_SECONDS):
+            if processes.is_first() == first:
+                assert trainer.plan, "data is prepared before anything else"
+    fingerprints = processes.gather(trainer.plan.fingerprint(trainer.stages.total_steps))
+    for number, fingerprint in enumerate(fingerprints):
+        if fingerprint != fingerprints[0]:
+            raise RunError(
+                f"process {number} has other data than process 0; let all hosts read the same data/root and data/cache"
+            )
 
 
 def write_run_files(trainer: "BaseTrainer[Any, Any]") -> None:
@@ -127,31 +123,6 @@ def run_info(trainer: "BaseTrainer[Any, Any]") -> RunInfo:
     )
 
 
-class Clock:
-    """Seconds spent on each kind of work since it was last read."""
-
-    def __init__(self) -> None:
-        self._spent: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def on(self, kind: str) -> Iterator[None]:
-        """Count the block as that kind of work."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(kind, time.perf_counter() - started)
-
-    def add(self, kind: str, seconds: float) -> None:
-        """Count seconds as that kind of work."""
-        self._spent[kind] = self._spent.get(kind, 0.0) + seconds
-
-    def read(self) -> dict[str, float]:
-        """What was spent, rounded; the clock starts again."""
-        spent, self._spent = self._spent, {}
-        return {kind: round(seconds, 4) for kind, seconds in spent.items()}
-
-
 class Session:
     """One process's work on a run: the trainer, its compiled steps, and where results go."""
 
@@ -176,7 +147,7 @@ class Session:
         self.pending: tuple[int, Any, dict[str, Any]] | None = None
         self.saved_step = progress.saved_step
 
-    def train(self, asked: list[int]) -> None:
+    def train(self, consent: Consent) -> None:
         """All steps that are left."""
         start = int(self.trainer.state.step)
         self.announce()
@@ -189,11 +160,12 @@ class Session:
                 batch = compiling.place(next(batches), self.trainer.topology.mesh, self.trainer.batch_shape)
             self.advance(step, batch)
             self.duties(step + 1)
-            if asked:
+            signal_number = consent.given()
+            if signal_number:
                 self.settle()
                 self.checkpoint(step + 1, ())
                 self.store.wait()
-                raise Interrupted(asked[0], step + 1)
+                raise Interrupted(signal_number, step + 1)
 
     def announce(self) -> None:
         """What the user should know before the first step."""
@@ -337,11 +309,10 @@ class Session:
             for name, rows in trainer.data.held_out().items():
                 total = count = 0.0
                 shape = trainer.batch_shape
-                for batch in validation_batches(rows, trainer.config.validation_steps, shape, trainer.packed):
-                    local = compiling.local_part(batch, trainer.topology.mesh, shape)
-                    loss_sum, tokens = self.steps.validate(
-                        trainer.state, compiling.place(local, trainer.topology.mesh, shape)
-                    )
+                local = compiling.local_rows(trainer.topology.mesh, shape)
+                for batch in validation_batches(rows, trainer.config.validation_steps, shape, trainer.packed, local):
+                    placed = compiling.place(batch, trainer.topology.mesh, shape)
+                    loss_sum, tokens = self.steps.validate(trainer.state, placed)
                     total, count = total + loss_sum, count + tokens
                 losses[name] = total / max(count, 1.0)
         index = self.stages.stage_at(step - 1)
@@ -375,6 +346,8 @@ class Session:
 
     def write_results(self, *, finished: bool) -> None:
         """Write what is known, and let whoever asked make pages of it."""
+        if not processes.is_first():
+            return
         self.meter.write_results(finished=finished)
         if self.on_results is not None:
             try:

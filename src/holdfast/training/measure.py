@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.evaluation.evaluator import Evaluator, TaskResult, write_examples
 from holdfast.evaluation.matrix import Point, ScoreMatrix, task_homes, task_names, tasks_not_learned
+from holdfast.execution import processes
 from holdfast.execution.files import write_json
 from holdfast.models.decoder import Decoder
 from holdfast.training.agenda import Measurement
@@ -56,7 +57,8 @@ class Meter:
             results = self.evaluator.probe(state.params, reference)
         else:
             results = self.evaluator.evaluate(state.params, reference)
-            write_examples(self.trainer.spec.run_dir / "evaluations" / str(step), results)
+            if processes.is_first():
+                write_examples(self.trainer.spec.run_dir / "evaluations" / str(step), results)
         point = self.point(step, measurement, results)
         self.progress.points.append(point)
         return {key: point[key] for key in ("scores", "row", "at", "stage", "intervals", "facts")}

@@ -1,5 +1,6 @@
 """How many rows fit on a device at once, asked of the compiler instead of tried until something is killed."""
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import psutil
 
 from holdfast.errors import ConfigError
+from holdfast.execution import processes
 
 # Share of a device's memory that a step may plan to use; the rest is for the host's own work and fragmentation.
 USABLE = 0.8
@@ -44,17 +46,25 @@ def divisors(number: int) -> list[int]:
 
 
 def device_limit(mesh: jax.sharding.Mesh) -> int:
-    """Bytes that one device of the mesh may use."""
-    device = mesh.devices.flat[0]
-    stats = device.memory_stats()
+    """Bytes that one device of the mesh may use, the same number in all processes."""
+    hosts = processes.gather([platform.node(), _local_limit(mesh)])
+    names = [name for name, _ in hosts]
+    # Devices with memory of their own share it with nobody; a machine's is shared by the processes on it.
+    limits = (limit if own else limit // names.count(name) for name, (own, limit) in hosts)
+    return int(min(limits))
+
+
+def _local_limit(mesh: jax.sharding.Mesh) -> tuple[bool, int]:
+    """Whether the devices of this process have memory of their own, and how much each may use."""
+    stats = mesh.local_devices[0].memory_stats()
     if stats and "bytes_limit" in stats:
-        return int(stats["bytes_limit"])
+        return True, int(stats["bytes_limit"])
     limit = psutil.virtual_memory().total
     for path in _CGROUP_LIMITS:
         text = path.read_text().strip() if path.exists() else "max"
         if text.isdigit():
             limit = min(limit, int(text))
-    return int(limit) // max(1, len(mesh.local_devices))
+    return False, int(limit) // len(mesh.local_devices)
 
 
 def needed_bytes(compiled: Any) -> int:

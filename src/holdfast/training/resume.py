@@ -10,7 +10,14 @@ import jax
 
 from holdfast.config import flatten
 from holdfast.errors import UserError
-from holdfast.execution.checkpoints import CheckpointInfo, CheckpointStore, list_checkpoints, named_checkpoint
+from holdfast.execution import processes
+from holdfast.execution.checkpoints import (
+    CheckpointInfo,
+    CheckpointStore,
+    list_checkpoints,
+    named_checkpoint,
+    set_aside,
+)
 from holdfast.execution.files import write_atomically
 from holdfast.training import build
 from holdfast.training.jobs import config_classes
@@ -115,29 +122,25 @@ def start(trainer: "BaseTrainer[Any, Any]", say: Any, parent: str | None = None)
         say: shows a line to the user.
         parent: `RUN@CHECKPOINT` whose past a new run shares.
     """
-    own = list_checkpoints(trainer.checkpoint_dir)
+    own = _own_checkpoints(trainer)
     sources = own[::-1] or ([named_checkpoint(parent)] if parent else [])
     for info in sources:
         reuse_micro_batch(trainer, info)
         for line in check_resume(info.manifest, flat_config(trainer), trainer.plan):
             say(f"changed since the checkpoint: {line}")
-        try:
-            load(trainer, info)
-        except UserError:
-            raise
-        except Exception as error:  # a broken checkpoint raises whatever its broken file raises
-            reason = " ".join(str(error).split())[:200]
+        reason = _load_reason(trainer, info)
+        if reason is not None:
             if not own:
                 raise UserError(
                     f"--from {parent}: the checkpoint cannot be taken over: {reason}; a branch has its parent's job"
-                ) from error
+                )
             say(f"checkpoint {info.step} cannot be read and is skipped: {reason}")
-            store = CheckpointStore(trainer.checkpoint_dir)
-            store.discard(info.step)
-            store.close()
+            if processes.is_first():
+                set_aside(info)
             continue
         if not own:
-            _take_over(trainer, info)
+            if processes.is_first():
+                _take_over(trainer, info)
             say(f"branched from {parent} at step {info.step}")
         elif info.step < trainer.stages.total_steps:
             say(f"resumed at step {info.step} of {trainer.stages.total_steps}")
@@ -145,6 +148,31 @@ def start(trainer: "BaseTrainer[Any, Any]", say: Any, parent: str | None = None)
         saved_step = info.step if own else -1
         return Progress(list(manifest["points"]), dict(manifest["best"]), manifest["metrics_length"], saved_step)
     return Progress()
+
+
+def _own_checkpoints(trainer: "BaseTrainer[Any, Any]") -> list[CheckpointInfo]:
+    """The run's checkpoints, those that the first process sees, oldest first."""
+    found = {info.step: info for info in list_checkpoints(trainer.checkpoint_dir)}
+    steps = processes.agreed(list(found))
+    for step in steps:
+        if step not in found:
+            raise UserError(
+                f"{trainer.checkpoint_dir}: this process does not see checkpoint {step}, which process 0 sees; the "
+                "folder of runs must be on a disk that all hosts share"
+            )
+    return [found[step] for step in steps]
+
+
+def _load_reason(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> str | None:
+    """Load a checkpoint in all processes; where one cannot read it, why."""
+    reason = None
+    try:
+        load(trainer, info)
+    except UserError:
+        raise
+    except Exception as error:  # a broken checkpoint raises whatever its broken file raises
+        reason = " ".join(str(error).split())[:200]
+    return next((why for why in processes.gather(reason) if why is not None), None)
 
 
 def reuse_micro_batch(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:

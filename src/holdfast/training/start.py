@@ -10,8 +10,9 @@ from omegaconf import DictConfig
 from holdfast import registry
 from holdfast.config import configuration, configure
 from holdfast.data.config import DataConfig
-from holdfast.execution import ExecutionSpec, TopologyConfig
+from holdfast.execution import ExecutionSpec, TopologyConfig, processes
 from holdfast.training import loop
+from holdfast.training.stopping import Interrupted
 
 
 def start_run(
@@ -28,12 +29,15 @@ def start_run(
 ) -> int:
     """Run a job to its end; returns the exit code, above 128 when a signal stopped it."""
     use_compilation_cache(cfg)
-    spec = ExecutionSpec.local(root, name=name, project=project, group=group, topology=configure(TopologyConfig, cfg))
-    trainer = make_trainer(job, cfg, spec)
+    with processes.together():
+        topology = configure(TopologyConfig, cfg)
+        spec = ExecutionSpec.local(root, name=name, project=project, group=group, topology=topology)
+        trainer = make_trainer(job, cfg, spec)
     try:
         loop.run(trainer, parent=parent, init_from=init_from, on_results=on_results)
-    except loop.Interrupted as stopped:
-        print(stopped)
+    except Interrupted as stopped:
+        if processes.is_first():
+            print(stopped)
         return 128 + stopped.signal_number
     return 0
 

@@ -1,0 +1,82 @@
+"""How processes find each other, and what they do alone."""
+
+import pytest
+
+from holdfast.errors import UserError
+from holdfast.execution import processes
+from holdfast.execution.processes import Membership, membership
+
+SLURM_STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, None),
+        (SLURM_STEP, Membership(count=2)),
+        ({**SLURM_STEP, "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({key: value for key, value in SLURM_STEP.items() if key != "SLURM_STEP_NODELIST"}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:1"}, Membership()),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, Membership()),
+        ({"TPU_WORKER_HOSTNAMES": "a"}, None),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),
+    ],
+    ids=["nothing", "srun", "one-task", "sbatch-script", "mpi", "mpi-one", "tpu", "tpu-one", "pod"],
+)
+def test_the_environment_says_whether_there_are_others(environ: dict[str, str], found: Membership | None) -> None:
+    assert membership(None, None, None, environ) == found
+
+
+def test_options_come_before_the_environment() -> None:
+    assert membership("10.0.0.1:4000", 3, 2, SLURM_STEP) == Membership("10.0.0.1:4000", 3, 2)
+    assert membership(None, 1, None, SLURM_STEP) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("10.0.0.1:4000", None, None), "all three"),
+        ((None, 2, 0), "all three"),
+        (("10.0.0.1", 2, 0), "--coordinator"),
+        (("10.0.0.1:x", 2, 0), "--coordinator"),
+        (("10.0.0.1:4000", 2, 2), "--process-id"),
+        (("10.0.0.1:4000", 2, -1), "--process-id"),
+        (("10.0.0.1:4000", 0, 0), "--processes"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: tuple[str | None, int | None, int | None], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        membership(*options, {})
+
+
+def test_processes_that_cannot_be_found_are_not_left_alone() -> None:
+    """Each of them would train by itself otherwise."""
+    with pytest.raises(UserError, match="OMPI_COMM_WORLD_RANK"):
+        membership(None, None, None, {"OMPI_COMM_WORLD_SIZE": "2"})
+    with pytest.raises(UserError, match="JOB_COMPLETION_INDEX"):
+        membership(None, None, None, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"})
+
+
+def test_alone_everything_answers_at_once() -> None:
+    assert (processes.count(), processes.index(), processes.is_first()) == (1, 0, True)
+    assert processes.gather({"a": 1}) == [{"a": 1}]
+    assert processes.agreed([3]) == [3]
+    processes.barrier("nothing")
+    with pytest.raises(UserError, match="as it was"), processes.together():
+        raise UserError("as it was")
+    with processes.joined(None):
+        pass
+
+
+def test_a_broken_network_is_told_from_a_broken_program() -> None:
+    link = type("JaxRuntimeError", (RuntimeError,), {})
+    assert "another process" in str(processes._broken_link(link("UNKNOWN: Gloo AllGather failed: Connection closed")))
+    assert processes._broken_link(link("RESOURCE_EXHAUSTED: Out of memory")) is None
+    assert processes._broken_link(ValueError("Gloo")) is None
