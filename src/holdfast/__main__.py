@@ -1,6 +1,20 @@
-"""`python -m holdfast` is the `holdfast` command."""
+"""The `holdfast` command, also as `python -m holdfast`."""
 
-from holdfast.cli import main
+import sys
+
+from holdfast.execution.pages import start_with_huge_pages
+
+COMPUTING = {"run", "eval", "generate", "average", "profile"}  # commands that hold a model's working memory
+
+
+def start() -> None:
+    """What the installed command calls."""
+    if COMPUTING & set(sys.argv[1:]):
+        start_with_huge_pages()
+    from holdfast.cli import main
+
+    main()
+
 
 if __name__ == "__main__":
-    main()
+    start()
