@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 QUICKSTART := runs/general/quickstart
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 # pip says only what went wrong, and asks nothing.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
@@ -77,8 +78,8 @@ docs-check: $(STAMPS)/core ## fail when docs/configuration.md is not current
 picture: $(STAMPS)/core ## make the README's picture of the report of RUN=…; needs chromium
 	$(BIN)/python tools/readme_picture.py $(RUN)
 
-bench: $(STAMPS)/test ## measure speed and memory
-	$(BIN)/python -m benchmarks
+bench: $(STAMPS)/core ## measure speed and memory beside peers (half an hour); BENCH_ARGS='--quick' tries the harness
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 clean: ## remove the environment and everything that was made; runs stay
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,95 +1,96 @@
-"""`python -m benchmarks`: the training step beside a plain PyTorch GPT, in one run, in alternating rounds.
+"""`python -m benchmarks`: everything that is said about speed and memory, measured in one run.
 
-Both train the same shape on two cores: GPT-2's design, float32, AdamW, clipping. PyTorch comes from this environment
-or, with `--torch-python`, from another; without it only our own figures are measured. Prints a Markdown table and
-writes benchmarks/out/latest.json.
+Ours and the peers take turns, so that all see the same machine. Writes benchmarks/out/latest.json and
+docs/benchmarks.md; with --only or --quick benchmarks/out/partial.json alone.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
-import statistics
-import subprocess
-import sys
+import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-SMALL = {"layers": 6, "width": 384, "heads": 6, "length": 256, "rows": 8, "vocabulary": 512, "steps": 4}
+from benchmarks import checkpoints, data, growth, packing, page, speed, start
+from benchmarks.bench import OUT, Bench, say
+from benchmarks.figures import figure_table, judged, shape_table
+from benchmarks.shapes import SHAPES
 
-
-class Peer:
-    """A process that measures a round whenever it is asked."""
-
-    def __init__(self, python: str, script: str, shape: dict[str, Any]) -> None:
-        command = [python, str(HERE / script), json.dumps(shape)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.facts = self._read()
-        self.rounds: list[dict[str, float]] = []
-
-    def _read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"{self.process.args} ended"
-        facts: dict[str, Any] = json.loads(line)
-        return facts
-
-    def measure(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        self.rounds.append(self._read())
-
-    def close(self) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-        speeds = [entry["tokens_per_s"] for entry in self.rounds]
-        return {
-            **self.facts,
-            "tokens_per_s": statistics.median(speeds),
-            "spread": max(speeds) - min(speeds),
-            "peak_memory": self.rounds[-1]["memory"],
-        }
+CORES = 2
+PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "packing": packing.run,
+    "data": data.run,
+    "checkpoints": checkpoints.run,
+    "start": start.run,
+    "growth": growth.run,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--torch-python", default=None, help="interpreter of an environment that has torch")
+    names = ["speed", *PARTS]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="how often everybody is measured")
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="these parts alone")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=None, help="of speed, these shapes alone")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, few rounds: shows that the harness works")
     arguments = parser.parse_args()
-    torch_python = arguments.torch_python or (sys.executable if importlib.util.find_spec("torch") else None)
-    shape = {**SMALL, "threads": os.cpu_count()}
-    wanted = {"ours": (sys.executable, "our_step.py", shape)}
-    wanted["ours, exact KL"] = (sys.executable, "our_step.py", {**shape, "penalty": "forward"})
-    if torch_python:
-        wanted["torch_eager"] = (torch_python, "torch_gpt.py", shape)
-    peers = {name: Peer(*arguments_) for name, arguments_ in wanted.items()}
-    for _ in range(arguments.rounds):
-        for peer in peers.values():
-            peer.measure()
-    figures = {name: peer.close() for name, peer in peers.items()}
-    ours = figures["ours"]["tokens_per_s"]
-    ratios = {f"ours / {name}": ours / entry["tokens_per_s"] for name, entry in figures.items() if name != "ours"}
-    result = {
-        "shape": shape,
-        "machine": platform.processor() or platform.machine(),
-        "figures": figures,
-        "ratios": ratios,
+    if hasattr(os, "sched_setaffinity"):  # everything that is started here inherits it
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    folder = OUT / "work"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    bench = Bench(folder, 2 if arguments.quick else arguments.rounds, arguments.quick)
+    partial = arguments.quick or arguments.only != names or arguments.shapes is not None
+    results = measure(bench, arguments.only, arguments.shapes)
+    results["figures"] = judged(results)
+    target = OUT / ("partial.json" if partial else "latest.json")
+    target.write_text(json.dumps(results, indent=1) + "\n")
+    show(results, whole=not partial)
+    say(f"\nwritten: {target}")
+    if not partial:
+        say(f"written: {page.write(results)}")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure(bench: Bench, parts: list[str], shapes: list[str] | None) -> dict[str, Any]:
+    """What was asked for, and on what it was measured."""
+    started = time.time()
+    results: dict[str, Any] = {
+        "machine": machine(),
+        "rounds": bench.rounds,
+        "quick": bench.quick,
+        "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)),
+        "load_before": os.getloadavg()[0],
     }
-    out = HERE / "out"
-    out.mkdir(exist_ok=True)
-    (out / "latest.json").write_text(json.dumps(result, indent=1) + "\n")
-    print("| step of the small shape | tokens/s (spread) | peak memory | parameters |\n|---|---|---|---|")
-    for name, entry in figures.items():
-        print(
-            f"| {name} | {entry['tokens_per_s']:.0f} ({entry['spread']:.0f}) | "
-            f"{entry['peak_memory'] / 2**30:.2f} GiB | {entry['parameters']:,} |"
-        )
-    for name, value in ratios.items():
-        print(f"\n{name}: {value:.2f}")
+    if "speed" in parts:
+        for name in shapes or bench.shapes:
+            results[name] = speed.measure(bench, name)
+    for name, part in PARTS.items():
+        if name in parts:
+            say(f"{name} ...")
+            results[name] = part(bench)
+    return results | {"load_after": os.getloadavg()[0], "minutes": (time.time() - started) / 60}
+
+
+def machine() -> dict[str, Any]:
+    """The machine in a few words."""
+    model = platform.processor() or platform.machine()
+    cpus = Path("/proc/cpuinfo")
+    if cpus.exists():
+        model = next(line.partition(":")[2].strip() for line in cpus.read_text().splitlines() if "model name" in line)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {"cpu": model, "cores": CORES, "memory": memory, "python": platform.python_version()}
+
+
+def show(results: dict[str, Any], *, whole: bool) -> None:
+    """The tables."""
+    for name in SHAPES:
+        if name in results:
+            say(f"\n### {name}\n\n{shape_table(results[name])}")
+    say(f"\n{figure_table(results, whole=whole)}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from holdfast.cli.jobs import jobs_command
 from holdfast.cli.launch import launch_command
 from holdfast.cli.plan import plan_command
 from holdfast.cli.prepare import prepare_command
+from holdfast.cli.profile import profile_command
 from holdfast.cli.report import report_command
 from holdfast.cli.run import run_command
 from holdfast.cli.show import show_command
@@ -54,6 +55,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plan": plan_command,
     "prepare": prepare_command,
     "run": run_command,
+    "profile": profile_command,
     "launch": launch_command,
     "checkpoints": checkpoints_command,
     "show": show_command,

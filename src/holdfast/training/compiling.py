@@ -91,6 +91,11 @@ class Steps:
         """How many steps were compiled so far."""
         return len(self._compiled)
 
+    def hlo(self) -> str:
+        """The compiler's text of the newest train step."""
+        newest = [step for key, step in self._compiled.items() if key[0] == "train"][-1]
+        return str(newest.as_text())
+
 
 def lower_train(trainer: "BaseTrainer[Any, Any]", state: Any, batch: Any, key: Any) -> Any:
     """The train step, lowered for these shapes and shardings."""

@@ -1,6 +1,7 @@
 """What is carried from step to step, and how it changes when a stage is entered."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -97,4 +98,12 @@ def shardings_of(tree: Any) -> Any:
 
 def copied(tree: Any) -> Any:
     """A copy of every array, placed as the original; steps donate theirs."""
-    return jax.jit(lambda t: jax.tree.map(jnp.copy, t), out_shardings=shardings_of(tree))(tree)
+    shardings, structure = jax.tree.flatten(shardings_of(tree))
+    return _copier(structure, tuple(shardings))(tree)
+
+
+@functools.lru_cache(maxsize=16)
+def _copier(structure: Any, shardings: tuple[Any, ...]) -> Any:
+    """The compiled copy of one kind of tree: every checkpoint makes one, and must not compile it again."""
+    placed = jax.tree.unflatten(structure, shardings)
+    return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=placed)

@@ -1,0 +1,1 @@
+"""Speed and memory, ours beside peers, in one run: `make bench`."""

@@ -1,0 +1,48 @@
+"""Times of steps with and without a checkpoint before them, in a process of their own; see `checkpoints.py`."""
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from holdfast.config import merge
+from holdfast.training.jobs import config_classes
+from holdfast.training.rehearsal import Rehearsal
+
+STEPS = 8  # after a checkpoint: the writing is over by then, or the wait for it counts too
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    job = "gpt/train/pretrain"
+    with tempfile.TemporaryDirectory() as scratch:
+        rehearsal = Rehearsal(job, merge(config_classes(job), told["config"]), Path(scratch))
+        rehearsal.take(3)
+        plain, saved, blocked = [], [], []
+        for _ in range(told["rounds"] + 1):
+            started = time.perf_counter()
+            rehearsal.take(STEPS)
+            plain.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            rehearsal.session.checkpoint(rehearsal.step, ())
+            blocked.append(time.perf_counter() - started)
+            rehearsal.take(STEPS)
+            rehearsal.store.wait()
+            saved.append(time.perf_counter() - started)
+        size = sum(file.stat().st_size for file in Path(scratch).rglob("*") if file.is_file())
+        rehearsal.close()
+    # The first checkpoint makes what the others use again.
+    lost = [with_it - without for with_it, without in zip(saved[1:], plain[1:], strict=True)]
+    print(json.dumps({
+        "step_seconds": statistics.median(plain[1:]) / STEPS,
+        "lost_seconds": statistics.median(lost),
+        "blocked_seconds": statistics.median(blocked[1:]),
+        "first_seconds": saved[0] - plain[0],
+        "bytes_on_disk": size,
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Workers: long-lived processes that do timed steps when they are asked to, one at a time, in turns."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+START_SECONDS = 900  # a compiler may take its time
+
+
+class WorkerError(Exception):
+    """A worker that ended or never answered, with the end of what it said."""
+
+
+class Worker:
+    """One process and what it has measured.
+
+    Args:
+        command: how to start it.
+        log: where its standard error goes.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self.log = log
+        self.seconds: list[float] = []  # of one step, one entry a round
+        self.memory = 0
+        self._process = subprocess.Popen(
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"), text=True,
+            cwd=ROOT, env=environment(),
+        )  # fmt: skip
+        try:
+            self.facts = self._read()
+        except WorkerError:
+            self.close()
+            raise
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            said = [text for text in self.log.read_text(errors="replace").splitlines() if text.strip()]
+            raise WorkerError(said[-1][:300] if said else f"exit code {self._process.returncode}")
+        facts: dict[str, Any] = json.loads(line)
+        return facts
+
+    def measure(self, steps: int) -> None:
+        """One round of some steps."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"steps": steps}) + "\n")
+        self._process.stdin.flush()
+        answer = self._read()
+        self.seconds.append(answer["seconds"] / steps)
+        self.memory = answer["memory"]
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def median(self) -> float:
+        """Median seconds of a step."""
+        return statistics.median(self.seconds)
+
+    def per_second(self, amount: float) -> tuple[float, float]:
+        """Something done in every step, a second: the median and the spread over the rounds."""
+        rates = [amount / seconds for seconds in self.seconds]
+        return statistics.median(rates), max(rates) - min(rates)
+
+
+def environment() -> dict[str, str]:
+    """What workers find in their environment: our sources, a CPU, no hub, no cache of compiled functions."""
+    paths = [str(ROOT / "src"), str(ROOT)]
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("JAX_COMPILATION_CACHE")}
+    threads = {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {**inherited, **threads, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def our_command(module: str, told: dict[str, Any] | None = None) -> list[str]:
+    """How to start a worker of our own."""
+    return [sys.executable, "-m", f"benchmarks.{module}", *([json.dumps(told)] if told is not None else [])]
+
+
+def one_shot(module: str, told: dict[str, Any]) -> dict[str, Any]:
+    """What a script of ours that measures by itself prints last."""
+    done = subprocess.run(
+        our_command(module, told), cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise WorkerError(f"{module}: {done.stderr[-1500:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def in_turns(workers: Sequence[Worker], rounds: int, steps: Sequence[int]) -> None:
+    """Measure round by round, each worker after the other, so that all see the same machine."""
+    for _ in range(rounds):
+        for worker, count in zip(workers, steps, strict=True):
+            worker.measure(count)

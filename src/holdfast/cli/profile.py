@@ -1,0 +1,88 @@
+"""`holdfast profile`: where the time of a run goes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, List, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from holdfast.training.profiling import Profile
+
+SHOWN_OPERATIONS = 12
+
+
+def profile_command(
+    config: Annotated[Path, typer.Argument(help="YAML config file.")],
+    overrides: Annotated[Optional[List[str]], typer.Argument(help="path=value …")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to measure.")] = 12,
+    stage: Annotated[int, typer.Option("--stage", min=0, help="Stage to rehearse, counted from 0.")] = 0,
+    out: Annotated[Optional[Path], typer.Option("--out", help="Folder for the trace; profiles/NAME.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Rehearse some steps: time of step, data and host, share of the machine's peak, longest operations, a trace.
+
+    No run is started or touched. The trace opens at https://ui.perfetto.dev, without leaving this machine.
+
+    Example: holdfast profile my.yaml --steps 12 --out profiles/my
+    """
+    from holdfast.cli.configs import read_config
+    from holdfast.training.check import checked
+
+    resolved = read_config(config, overrides or [])
+    checked(resolved.job, resolved.cfg)
+
+    import json
+
+    from rich.console import Console
+
+    from holdfast.training.profiling import FIGURES, TRACE, profile
+
+    folder = out or Path("profiles") / config.stem
+    found = profile(resolved.job, resolved.cfg, folder, steps=steps, stage=stage)
+    if as_json:
+        print(json.dumps(found.to_dict()))
+        return
+    console = Console(highlight=False)
+    console.print(times(found))
+    console.print(
+        f"{found.tokens_per_second:,.0f} tokens/s; {found.flops_per_step / 1e9:,.1f} GFLOP a step: "
+        f"{found.share_of_peak:.0%} of the matrix-product peak of {found.peak_flops / 1e9:,.0f} GFLOP/s "
+        f"measured here, on {found.devices} device{'s' if found.devices > 1 else ''}"
+    )
+    console.print(f"first step after {found.start:.1f} s, of which compiling {found.compile:.1f} s")
+    console.print(operations(found))
+    console.print(
+        f"{folder / TRACE}: open it at https://ui.perfetto.dev; {folder / FIGURES}: all figures", soft_wrap=True
+    )
+
+
+def times(found: "Profile") -> "Table":
+    """Where the time of a step goes."""
+    from rich.table import Table
+
+    table = Table("a step", "milliseconds", "share", title="where the time goes")
+    rows = {
+        "compiled step": found.compute,
+        "data: wait and placing": found.data,
+        "host: the loop's own work": found.host,
+        "all": found.wall,
+        "(a batch, made in the background)": found.batch,
+    }
+    for name, seconds in rows.items():
+        table.add_row(name, f"{seconds * 1e3:,.2f}", f"{seconds / found.wall:.1%}")
+    return table
+
+
+def operations(found: "Profile") -> "Table":
+    """The longest operations; their times are summed over threads."""
+    from rich.table import Table
+
+    table = Table("from", "operations", "milliseconds", "share", title="longest operations of the step")
+    total = sum(operation.seconds for operation in found.operations)
+    for operation in found.operations[:SHOWN_OPERATIONS]:
+        share = operation.seconds / total if total else 0.0
+        milliseconds = f"{operation.seconds * 1e3:,.2f}"
+        table.add_row(operation.origin, str(operation.count), milliseconds, f"{share:.1%}")
+    return table
