@@ -13,9 +13,9 @@ from rich.console import Console
 from fake_runs import FakeRun
 from holdfast import results
 from holdfast.errors import UserError
+from holdfast.evaluation.statistics import pareto
 from holdfast.report import compare
 from holdfast.report.chart import limits, thin, ticks
-from holdfast.report.compare_charts import pareto
 from holdfast.report.export import find_runs
 from holdfast.report.groups import Group, best_group, compute, config_differences, grouped, new_tokens, seed_difference
 from holdfast.report.run_files import open_run, read_results

@@ -6,6 +6,7 @@ from typing import Annotated, List, Optional
 
 import typer
 
+from holdfast.cli.average import average_command
 from holdfast.cli.board import board_command
 from holdfast.cli.checkpoints import checkpoints_command
 from holdfast.cli.compare import compare_command
@@ -62,6 +63,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "eval": eval_command,
     "generate": generate_command,
     "forgotten": forgotten_command,
+    "average": average_command,
     "report": report_command,
     "compare": compare_command,
     "board": board_command,

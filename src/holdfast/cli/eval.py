@@ -58,32 +58,12 @@ def _names(text: str) -> list[str]:
 
 
 def _evaluate(trainer: Any, names: list[str] | None) -> "dict[str, TaskResult]":
-    """Evaluate what the run has, or what is named: evaluations whether or not the run had them, and its datasets."""
-    from holdfast import registry
-    from holdfast.evaluation.evaluator import Evaluator
-    from holdfast.models.decoder import Decoder
+    """Evaluate what the run has, or what is named."""
+    from holdfast.training.measure import chosen_evaluator
     from holdfast.training.state import KLDivergenceTrainState
 
-    data, config = trainer.settings.data, trainer.config
-    in_run = {sampling.name for stage in trainer.stages.stages for sampling in stage.mixture}
-    asked = list(config.evaluations) if names is None else names
-    own_tasks = {name for name, source in data.sources.items() if source.prompt is not None}
-    tasks = [name for name in asked if name in registry.evaluations or name in own_tasks or name not in in_run]
-    datasets = in_run if names is None else in_run & set(names)
-    rows = trainer.data.held_out() if datasets else {}
-    evaluator: Evaluator[Any] = Evaluator(
-        Decoder(trainer.model_spec),
-        trainer.model_spec,
-        trainer.tokenizer,
-        trainer.settings.evaluation,
-        tasks=tasks,
-        rows={name: each for name, each in rows.items() if name in datasets},
-        max_rows=config.validation_steps,
-        topology=trainer.topology,
-        data=data,
-    )
     reference = trainer.state.reference if isinstance(trainer.state, KLDivergenceTrainState) else None
-    return evaluator.evaluate(trainer.state.params, reference)
+    return chosen_evaluator(trainer, names).evaluate(trainer.state.params, reference)
 
 
 def _harness(trainer: Any, tasks: list[str], folder: Path | None) -> dict[str, Any]:

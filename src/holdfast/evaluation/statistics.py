@@ -223,3 +223,16 @@ def _resampled_ratios(
         picked = rng.integers(size, size=(min(rows, draws - start), size))
         ratios.append(tops[picked].sum(axis=1) / bottoms[picked].sum(axis=1))
     return np.concatenate(ratios)
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other surpasses in both, from left to right.
+
+    >>> pareto([(1, 3), (2, 2), (1, 2), (3, 0)])
+    [(1, 3), (2, 2), (3, 0)]
+    """
+    front: list[tuple[float, float]] = []
+    for point in sorted(set(points), reverse=True):
+        if not front or point[1] > front[-1][1]:
+            front.append(point)
+    return front[::-1]

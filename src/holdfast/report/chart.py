@@ -19,6 +19,7 @@ class Line:
         style: `line`, `both` (with a mark at every point), `points`, or `step`.
         low, high: a band around it.
         tips: a text for each point, shown when it is pointed at.
+        labels: a short text beside each point.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Line:
     low: Sequence[Value] = ()
     high: Sequence[Value] = ()
     tips: Sequence[str] = ()
+    labels: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from holdfast.evaluation.matrix import LOWER_IS_BETTER, Cell
+from holdfast.evaluation.statistics import pareto
 from holdfast.report.chart import Chart, Line, Panel, Span, Value, number
 from holdfast.report.groups import Group, mean_and_spread
 from holdfast.report.heat import MEASURE_NAMES, Heat, HeatCell, shade
@@ -169,16 +170,3 @@ def plane(groups: Sequence[Group], names: dict[Run, str], measure: str) -> Chart
         x_label=f"learned new: score right after its stage ({sign}{UNITS[measure]})",
         scatter=True,
     )
-
-
-def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other surpasses in both, from left to right.
-
-    >>> pareto([(1, 3), (2, 2), (1, 2), (3, 0)])
-    [(1, 3), (2, 2), (3, 0)]
-    """
-    front: list[tuple[float, float]] = []
-    for point in sorted(set(points), reverse=True):
-        if not front or point[1] > front[-1][1]:
-            front.append(point)
-    return front[::-1]

@@ -100,6 +100,8 @@ def _line(line: Line, axis: Any) -> None:
     }
     dash = {"linestyle": "--"} if line.dash else {}
     axis.plot(line.x, values, color=_color(line), linewidth=1.4, **look[line.style], **dash)
+    for place, value, label in zip(line.x, values, line.labels, strict=False):
+        axis.annotate(label, (place, value), (-4, -9), textcoords="offset points", ha="right", fontsize=7)
     known = [(x, a, b) for x, a, b in zip(line.x, line.low, line.high, strict=False) if a is not None and b is not None]
     if known:
         x, low, high = zip(*known, strict=True)

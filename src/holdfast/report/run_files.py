@@ -102,8 +102,10 @@ class Run:
 
     @functools.cached_property
     def flat(self) -> dict[str, Any]:
-        """The options as path -> value; lists are values."""
-        return flat({key: value for key, value in self.config.items() if key != "job"})
+        """The options as path -> value; lists are values. An average also has what it is of, under `average/`."""
+        options = flat({key: value for key, value in self.config.items() if key != "job"})
+        average = self.results.get("average")
+        return options | (flat({"average": average}) if isinstance(average, Mapping) else {})
 
     @functools.cached_property
     def timeline(self) -> Timeline:

@@ -206,6 +206,9 @@ def _dots(line: Line, frame: Frame, scatter: bool) -> Iterator[str]:
             tip = line.tips[index] if index < len(line.tips) else f"{line.name}: {number(y)}"
             shown = f' data-tip="{escape(tip)}" tabindex="0"' if scatter else ""
             yield f'<circle cx="{frame.px(x)}" cy="{frame.py(y)}" r="{5 if scatter else 3}"{shown}/>'
+            if index < len(line.labels):
+                place = f'x="{frame.px(x) - 8}" y="{frame.py(y) + 14}" text-anchor="end"'
+                yield f'<text class="tick" {place}>{escape(line.labels[index])}</text>'
 
 
 def _band(line: Line, frame: Frame) -> str:

@@ -1,9 +1,13 @@
 """Evaluation of a run: what is measured at a boundary, and the results that come of it."""
 
 import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from holdfast import registry
+from holdfast.curriculum import Stage
+from holdfast.data.rows import Rows
 from holdfast.evaluation.evaluator import Evaluator, TaskResult, write_examples
 from holdfast.evaluation.matrix import Point, ScoreMatrix, task_homes, task_names, tasks_not_learned
 from holdfast.execution import processes
@@ -19,20 +23,38 @@ if TYPE_CHECKING:
 RESULTS = "results.json"
 
 
-def build_evaluator(trainer: "BaseTrainer[Any, Any]") -> Evaluator[Any]:
-    """The evaluator of a run: its evaluations, and the held-out rows of every stage's datasets."""
+def build_evaluator(
+    trainer: "BaseTrainer[Any, Any]", tasks: Sequence[str] | None = None, rows: Mapping[str, Rows] | None = None
+) -> Evaluator[Any]:
+    """The evaluator of a run: its evaluations, and the held-out rows of every stage's datasets, unless given."""
     settings = trainer.settings
     return Evaluator(
         Decoder(trainer.model_spec),
         trainer.model_spec,
         trainer.tokenizer,
         settings.evaluation,
-        tasks=trainer.config.evaluations,
-        rows=trainer.data.held_out(),
+        tasks=trainer.config.evaluations if tasks is None else tasks,
+        rows=trainer.data.held_out() if rows is None else rows,
         max_rows=trainer.config.validation_steps,
         topology=trainer.topology,
         data=settings.data,
     )
+
+
+def chosen_evaluator(trainer: "BaseTrainer[Any, Any]", names: Sequence[str] | None) -> Evaluator[Any]:
+    """The evaluator of what is named: evaluations whether or not the run has them, and its datasets.
+
+    Args:
+        names: None is everything that the run has.
+    """
+    data, config = trainer.settings.data, trainer.config
+    in_run = {sampling.name for stage in trainer.stages.stages for sampling in stage.mixture}
+    asked = config.evaluations if names is None else names
+    own_tasks = {name for name, source in data.sources.items() if source.prompt is not None}
+    tasks = [name for name in asked if name in registry.evaluations or name in own_tasks or name not in in_run]
+    datasets = in_run if names is None else in_run & set(names)
+    rows = trainer.data.held_out() if datasets else {}
+    return build_evaluator(trainer, tasks, {name: each for name, each in rows.items() if name in datasets})
 
 
 class Meter:
@@ -78,29 +100,31 @@ class Meter:
         facts = {task: result.facts() for task, result in results.items() if result.accuracy is not None}
         return {**point.to_dict(), "facts": facts}
 
-    def matrix(self) -> ScoreMatrix:
-        """The score matrix of what was measured so far."""
-        stages = self.trainer.stages.stages
+    def results(self, stages: Sequence[Stage] | None = None, **extra: Any) -> dict[str, Any]:
+        """The content of `results.json` from everything that is known.
+
+        Args:
+            stages: the first ones of the run, where the matrix ends with one of them; None is all.
+            extra: further keys.
+        """
+        stages = self.trainer.stages.stages if stages is None else stages
         datasets = [[sampling.name for sampling in stage.mixture] for stage in stages]
         tasks = task_names(self.trainer.config.evaluations, datasets)
         points = [Point.from_dict(point) for point in self.progress.points]
         chance = {task: facts["chance"] for point in self.progress.points for task, facts in point["facts"].items()}
         # Small probes are too noisy to say that something was learned; so is luck before training.
         judged = [point for point in points if point.row]
-        return ScoreMatrix.from_points(
+        matrix = ScoreMatrix.from_points(
             points,
             [stage.name for stage in stages],
             tasks,
             task_homes(tasks, datasets),
             not_learned=tasks_not_learned(judged, chance),
         )
+        leaks = [asdict(leak) for leak in self.trainer.data.leaks]
+        return {**matrix.to_results(**extra), "points": self.progress.points, "leaks": leaks}
 
     def write_results(self, *, finished: bool) -> None:
-        """Write `results.json` from everything that is known."""
-        if not self.progress.points:
-            return
-        points = [Point.from_dict(point) for point in self.progress.points]
-        results = self.matrix().to_results(points, finished=finished)
-        results["points"] = self.progress.points
-        results["leaks"] = [asdict(leak) for leak in self.trainer.data.leaks]
-        write_json(self.trainer.spec.run_dir / RESULTS, results)
+        """Write `results.json`, once something was measured."""
+        if self.progress.points:
+            write_json(self.trainer.spec.run_dir / RESULTS, self.results(finished=finished))

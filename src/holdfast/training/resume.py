@@ -2,7 +2,7 @@
 
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.training.base import BaseTrainer
 
 FORMAT = 1
+WEIGHTS_ALONE = "average"  # key of the manifest of a checkpoint that holds weights and nothing to train on with
 
 
 @dataclass
@@ -87,6 +88,19 @@ def load(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:
     trainer.state = build.with_arrays(trainer.state, arrays).replace(objective=trainer.objective_at(stage))
 
 
+def look(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:
+    """Give a trainer the weights of a checkpoint, and the reference where it holds one; not the optimizer's state."""
+    check_model(trainer, info)
+    reference = WEIGHTS_ALONE not in info.manifest and trainer.stages.has_reference(info.step)
+    target = build.restore_target(trainer.state, reference=reference)
+    part = {name: target[name] for name in ("params", "reference") if name in target}
+    store = CheckpointStore(info.path.parent, read_only=True)
+    try:
+        trainer.state = trainer.state.replace(**store.restore_part(info.step, part))
+    finally:
+        store.close()
+
+
 def load_weights(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> Any:
     """The parameters of a checkpoint alone, placed as the trainer's."""
     check_model(trainer, info)
@@ -100,17 +114,24 @@ def load_weights(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> Any:
 
 def check_model(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:
     """Refuse a checkpoint of another model or tokenizer, saying what differs."""
-    changed = differences(info.manifest["model"], dataclasses.asdict(trainer.model_spec))
-    harmless = {"remat", "scan_layers", "dtype", "dropout", "block_size"}
-    lines = [
-        f"  architecture/{name}: was {old!r}, is {new!r}"
-        for name, (old, new) in changed.items()
-        if name not in harmless or (name == "block_size" and trainer.model_spec.positions == "learned")
-    ]
-    if info.manifest["tokenizer"] != trainer.tokenizer.fingerprint:
-        lines.append("  tokenizer/name: another tokenizer than the checkpoint's")
+    own = {"model": dataclasses.asdict(trainer.model_spec), "tokenizer": trainer.tokenizer.fingerprint}
+    lines = model_differences(info.manifest, own)
     if lines:
         raise UserError(f"{info.path}: the checkpoint is of another model:\n" + "\n".join(lines))
+
+
+def model_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What of two manifests' models and tokenizers keeps the weights of one from serving the other, in lines."""
+    changed = differences(old["model"], new["model"])
+    harmless = {"remat", "scan_layers", "dtype", "dropout", "block_size"}
+    lines = [
+        f"  architecture/{name}: was {was!r}, is {now!r}"
+        for name, (was, now) in changed.items()
+        if name not in harmless or (name == "block_size" and new["model"]["positions"] == "learned")
+    ]
+    if old["tokenizer"] != new["tokenizer"]:
+        lines.append("  tokenizer/name: another tokenizer than the checkpoint's")
+    return lines
 
 
 def start(trainer: "BaseTrainer[Any, Any]", say: Any, parent: str | None = None) -> Progress:
@@ -125,6 +146,11 @@ def start(trainer: "BaseTrainer[Any, Any]", say: Any, parent: str | None = None)
     own = _own_checkpoints(trainer)
     sources = own[::-1] or ([named_checkpoint(parent)] if parent else [])
     for info in sources:
+        if WEIGHTS_ALONE in info.manifest:
+            raise UserError(
+                f"{info.path.parent.parent}: this is an average of two checkpoints: it holds weights alone and cannot "
+                "be trained on; start a new run from it with --init-from"
+            )
         reuse_micro_batch(trainer, info)
         for line in check_resume(info.manifest, flat_config(trainer), trainer.plan):
             say(f"changed since the checkpoint: {line}")

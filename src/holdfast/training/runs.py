@@ -28,18 +28,24 @@ class OpenRun:
         return find_checkpoint(self.directory / "checkpoints", name)
 
     def trainer(self, name: str = "latest") -> Any:
-        """A trainer with the state of a checkpoint, on all devices of this process whatever the run's mesh was.
+        """A trainer with the weights of a checkpoint, and its reference, to look at the model."""
+        from holdfast.training import resume
+
+        info = self.checkpoint(name)
+        trainer = self.empty_trainer()
+        resume.look(trainer, info)
+        return trainer
+
+    def empty_trainer(self) -> Any:
+        """A trainer before its first step, on all devices of this process whatever the run's mesh was.
 
         It is for looking: it must not be run, and its own folder is a temporary one.
         """
-        from holdfast.training import resume
         from holdfast.training.start import make_trainer, use_compilation_cache
 
         use_compilation_cache(self.cfg)
         spec = ExecutionSpec.local(Path(tempfile.gettempdir()), name="looking", topology=TopologyConfig())
-        trainer = make_trainer(self.job, self.cfg, spec)
-        resume.load(trainer, self.checkpoint(name))
-        return trainer
+        return make_trainer(self.job, self.cfg, spec)
 
 
 def open_run(run_dir: Path | str, overrides: list[str] | None = None) -> OpenRun:

@@ -28,6 +28,9 @@ def run_card(run_dir: Path, checkpoint: str, manifest: Mapping[str, Any], family
         f"step {manifest['step']:,}, {manifest['tokens']:,} tokens.\n",
         _facts(family, spec),
     ]
+    average = manifest.get("average")
+    if average is not None:
+        lines.insert(2, _average(average))
     results = _results(run_dir / "results.json")
     if results is not None:
         lines += ["## Curriculum\n", _curriculum(results), "## Scores after each stage\n", _matrices(results)]
@@ -36,6 +39,12 @@ def run_card(run_dir: Path, checkpoint: str, manifest: Mapping[str, Any], family
         kept = [line for line in config.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
         lines += ["## Configuration\n", "```yaml\n" + "\n".join(kept).strip() + "\n```\n"]
     return "\n".join(lines)
+
+
+def _average(average: Mapping[str, Any]) -> str:
+    alpha = average["alpha"]
+    first, second = (f"`{Path(average[f'{end}_run']).name}@{average[end]}`" for end in ("first", "second"))
+    return f"Its weights are an average of two checkpoints: {1 - alpha:.4g} of {first} and {alpha:.4g} of {second}.\n"
 
 
 def _facts(family: str, spec: ModelSpec) -> str:

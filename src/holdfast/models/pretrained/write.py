@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from flax import traverse_util
 
 from holdfast.data.tokenizers import Tokenizer
 from holdfast.errors import UserError
-from holdfast.execution.files import write_atomically, write_json
+from holdfast.execution.files import sync, write_atomically, write_json
 from holdfast.models.config import ModelSpec
 from holdfast.models.pretrained.families import Family, family_for
 from holdfast.models.pretrained.source import CONFIG, INDEX, SINGLE
@@ -91,10 +90,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         yield temporary
-        for file in temporary.iterdir():
-            file.chmod(0o644)  # safetensors makes files that others cannot read
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                file.chmod(0o644)  # safetensors makes files that others cannot read
+                sync(file)
         temporary.chmod(0o755)
         temporary.replace(folder)  # an empty folder gives way
     finally:

@@ -1,0 +1,247 @@
+"""Interpolations between the weights of two checkpoints: evaluated on every task of a run, and kept as a run.
+
+Three copies of the weights are in memory at most: the two checkpoints and the interpolation that is looked at.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from holdfast import registry
+from holdfast.errors import UserError
+from holdfast.evaluation.averages import Average, Averages, read_points
+from holdfast.evaluation.evaluator import TaskResult, write_examples
+from holdfast.evaluation.results import FOLDER as EXAMPLES
+from holdfast.execution.checkpoints import CheckpointInfo, CheckpointStore, named_checkpoint, split_name
+from holdfast.execution.files import run_lock, write_json
+from holdfast.models.pretrained.write import new_folder
+from holdfast.training import build, measure, resume
+from holdfast.training.agenda import Measurement
+from holdfast.training.runs import OpenRun, open_run
+from holdfast.training.settings import Settings
+from holdfast.training.state import shardings_of
+
+MEASURES = ("accuracy", "nll", "bits_per_byte")
+
+
+def interpolate(alpha: jax.Array, first: Any, second: Any) -> Any:
+    """(1 - alpha) · first + alpha · second for trees of arrays; 0 and 1 give the very bits of an end."""
+    return jax.tree.map(functools.partial(_mix, alpha), first, second)
+
+
+def _mix(alpha: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    wide = jnp.promote_types(first.dtype, jnp.float32)
+    mixed = (1 - alpha) * first.astype(wide) + alpha * second.astype(wide)
+    return jnp.where(alpha == 0, first, jnp.where(alpha == 1, second, mixed.astype(first.dtype)))
+
+
+class Averager:
+    """Two checkpoints of one architecture, and what is needed to evaluate what lies between them.
+
+    Args:
+        first, second: `RUN[@CHECKPOINT]`, of one run or of two; options and tasks are those of the second's run.
+        overrides: `path=value` of options that do not concern the model.
+        tasks: evaluations and datasets; None is everything that the run has.
+    """
+
+    def __init__(
+        self, first: str, second: str, overrides: Sequence[str] = (), tasks: Sequence[str] | None = None
+    ) -> None:
+        self.texts = (first, second)
+        self.overrides = list(overrides)
+        self.infos = (named_checkpoint(first), named_checkpoint(second))
+        changed = resume.model_differences(self.infos[0].manifest, self.infos[1].manifest)
+        if changed:
+            raise UserError(
+                f"{first} and {second} are not of one model, and only equal shapes can be averaged; "
+                "from the first to the second:\n" + "\n".join(changed)
+            )
+        self.opened = [open_run(run_dir_of(info)) for info in self.infos[:1]]
+        self.opened.append(open_run(run_dir_of(self.infos[1]), self.overrides))
+        self.trainer = self.opened[1].empty_trainer()
+        # Shapes and places are all that is needed of the initial state; its memory goes to the checkpoints.
+        self.trainer.state = jax.tree.map(build.abstract, self.trainer.state)
+        self.evaluator = measure.chosen_evaluator(self.trainer, tasks)
+        self.ends = tuple(resume.load_weights(self.trainer, info) for info in self.infos)
+        self._interpolate = jax.jit(interpolate, out_shardings=shardings_of(self.ends[0]))
+
+    def weights(self, alpha: float) -> Any:
+        """The parameters of an interpolation."""
+        return self._interpolate(jnp.float32(alpha), *self.ends)
+
+    def results(self, alpha: float) -> dict[str, TaskResult]:
+        """What an interpolation scores, by the evaluator of the run."""
+        return self.evaluator.evaluate(self.weights(alpha))
+
+    def evaluate(
+        self, alphas: Iterable[float], folder: Path, judge: str | None = None, say: Callable[[str], None] = print
+    ) -> Averages:
+        """Evaluate the alphas that the folder does not have yet, writing `average.json` there after each.
+
+        Args:
+            judge: the measure to judge by; None takes the first that all tasks have.
+            say: shows a line to the user.
+        """
+        with run_lock(folder):
+            points = read_points(folder, self.inputs)
+            found = dataclasses.replace(self.nothing, points=points, measure=judge)
+            known = {point.alpha for point in points}
+            for alpha in sorted(set(alphas)):
+                if alpha in known:
+                    say(f"alpha {alpha:g}: evaluated before")
+                    continue
+                point = _average(alpha, self.results(alpha))
+                say(f"alpha {alpha:g}: evaluated")
+                ordered = sorted([*found.points, point], key=lambda each: each.alpha)
+                found = dataclasses.replace(found, points=tuple(ordered))
+                found.write(folder)
+            if judge is not None and found.judged_by() is None:
+                raise UserError(f"--measure {judge}: not every task has it; there are {', '.join(found.measures())}")
+            found.write(folder)
+        return found
+
+    @functools.cached_property
+    def nothing(self) -> Averages:
+        """What is known before anything is evaluated."""
+        tasks = [*dict.fromkeys([*self.evaluator.tasks, *self.evaluator.rows])]
+        old, both = (
+            taught(opened, info.manifest["stage"]) for opened, info in zip(self.opened, self.infos, strict=True)
+        )
+        first, second = (self._end(text, info) for text, info in zip(self.texts, self.infos, strict=True))
+        return Averages(
+            first,
+            second,
+            inputs=self.inputs,
+            old=tuple(name for name in tasks if name in old),
+            new=tuple(name for name in tasks if name in both - old),
+        )
+
+    def _end(self, text: str, info: CheckpointInfo) -> dict[str, Any]:
+        run, name = split_name(text)
+        return {"run": str(run), "checkpoint": name, "step": info.step, "tokens": info.manifest["tokens"]}
+
+    @functools.cached_property
+    def inputs(self) -> str:
+        """A fingerprint of everything that scores depend on besides alpha."""
+        evaluator = self.evaluator
+        questions = {name: repr(evaluator.examples(name)) for name in evaluator.tasks}
+        rows = {name: [each.prepared.fingerprint, each.style.name] for name, each in evaluator.rows.items()}
+        facts = {
+            "manifests": [info.manifest for info in self.infos],
+            "model": dataclasses.asdict(self.trainer.model_spec),
+            "evaluation": dataclasses.asdict(evaluator.config),
+            "loss_on": self.trainer.settings.data.loss_on,
+            "rows": [rows, evaluator.max_rows],
+            "questions": {name: _digest(text) for name, text in questions.items()},
+        }
+        return _digest(json.dumps(facts, sort_keys=True, default=str))
+
+    def save(self, alpha: float, folder: Path, asked: str) -> bool:
+        """Write an interpolation as a finished run that can be compared, evaluated and exported.
+
+        Args:
+            asked: how alpha was chosen: a number, or `best`.
+
+        Returns: whether anything was written; False where the folder holds this very average.
+        """
+        average = self._provenance(alpha, asked)
+        if saved_average(folder) == average:
+            return False
+        weights, info = self.weights(alpha), self.infos[1]
+        found = self.evaluator.evaluate(weights)
+        last = int(info.manifest["stage"]) + 1
+        earlier = self._earlier(last)
+        meter = measure.Meter(self.trainer, resume.Progress(earlier))
+        point = meter.point(info.step, Measurement(("average",), last), found)
+        meter.progress.points.append(point)
+        source = run_dir_of(info)
+        with new_folder(folder) as made:
+            for name in ("tokenizer", "config.yaml"):
+                copy = shutil.copytree if (source / name).is_dir() else shutil.copy
+                copy(source / name, made / name)
+            for step in {str(each["step"]) for each in earlier}:
+                if (source / EXAMPLES / step).is_dir():
+                    shutil.copytree(source / EXAMPLES / step, made / EXAMPLES / step)
+            write_examples(made / EXAMPLES / str(info.step), found)
+            stages = self.trainer.stages.stages[:last]
+            write_json(made / measure.RESULTS, meter.results(stages, finished=True, average=average))
+            manifest = {**info.manifest, "tags": ["final"], "points": meter.progress.points}
+            store = CheckpointStore(made / "checkpoints")
+            try:
+                store.save(info.step, {"params": weights}, {**manifest, resume.WEIGHTS_ALONE: average})
+            finally:
+                store.close()
+        return True
+
+    def _provenance(self, alpha: float, asked: str) -> dict[str, Any]:
+        """What an average is of, as `results.json` and the checkpoint's manifest hold it."""
+        first, second = (self._end(text, info) for text, info in zip(self.texts, self.infos, strict=True))
+        return {
+            "alpha": alpha,
+            "chosen": asked,
+            "first": first["checkpoint"],
+            "second": second["checkpoint"],
+            "first_run": first["run"],
+            "second_run": second["run"],
+            "inputs": self.inputs,
+        } | ({"overrides": self.overrides} if self.overrides else {})
+
+    def _earlier(self, last: int) -> list[dict[str, Any]]:
+        """The rows of the matrix that the run had up to the first checkpoint."""
+        past = min(self.infos[0].manifest["stage"] + 1, last - 1)
+        return [
+            point
+            for point in self.infos[1].manifest["points"]
+            if (point["row"] or 0) <= past and point["row"] is not None
+        ]
+
+
+def run_dir_of(info: CheckpointInfo) -> Path:
+    """The folder of the run that a checkpoint is of."""
+    return info.path.parent.parent
+
+
+def default_folder(first: str, second: str) -> Path:
+    """Where the figures of a pair go: beside the second's run, named by the steps."""
+    one, two = named_checkpoint(first), named_checkpoint(second)
+    same = run_dir_of(one).resolve() == run_dir_of(two).resolve()
+    name = str(one.step) if same else f"{run_dir_of(one).resolve().name}@{one.step}"
+    return run_dir_of(two) / "averages" / f"{name}-{two.step}"
+
+
+def taught(opened: OpenRun, stage: int) -> set[str]:
+    """The datasets of a run's stages up to one, counted from 0."""
+    trainer = registry.jobs.get(opened.job)
+    stages = trainer.curriculum(Settings.read(trainer.CONFIG, opened.cfg)).stages
+    return {sampling.name for each in stages[: stage + 1] for sampling in each.mixture}
+
+
+def saved_average(folder: Path) -> dict[str, Any] | None:
+    """What the average in a run's folder is of; None where there is none."""
+    try:
+        found = json.loads((folder / measure.RESULTS).read_bytes())["average"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _average(alpha: float, results: dict[str, TaskResult]) -> Average:
+    scores = {
+        name: {
+            measure: value for measure, value in result.measures.items() if measure in MEASURES and value is not None
+        }
+        for name, result in results.items()
+    }
+    return Average(alpha, scores, {name: result.intervals for name, result in results.items()})
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
