@@ -242,6 +242,21 @@ def test_too_many_broken_rows_stop_it_and_leave_nothing(tmp_path: Path) -> None:
     assert [example["line"] for example in found.ledger["broken"]["examples"]["bad JSON"]] == [51, 52, 53]
 
 
+def test_a_stricter_limit_also_holds_for_a_store_that_is_there(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "root" / "notes" / "train.jsonl", [*some_texts(50), b"{", b"{", b"{"])
+    made("notes", "train", data_config(tmp_path, max_broken=0.06))
+    with pytest.raises(UserError, match=r"(?s)data/max_broken: 3 of 53 rows of notes/train .*line 52"):
+        made("notes", "train", data_config(tmp_path, max_broken=0.05))
+    assert made("notes", "train", data_config(tmp_path, max_broken=0.06)).ledger["rows"] == 53  # it is still there
+
+
+def test_a_limit_judges_a_store_that_is_there_by_the_rows_of_both_sides_of_its_division(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "root" / "notes" / "train.jsonl", [*some_texts(400), b"{", b"{"])
+    for _ in range(2):
+        for split in ("train", "validation"):
+            assert made("notes", split, data_config(tmp_path, max_broken=0.005)).ledger["rows"] == 402
+
+
 def test_the_share_of_broken_rows_is_of_all_rows_on_both_sides_of_a_division(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "root" / "notes" / "train.jsonl", [*some_texts(400), b"{", b"{"])
     for split in ("train", "validation"):

@@ -91,7 +91,7 @@ class DataConfig:
         "data/workers", default=0, ge=0, help="tokenising processes; 0 uses the tokenizer's own threads"
     )
     max_broken: float = field(
-        "data/max_broken", default=0.01, ge=0, le=1, help="share of broken rows above which preparation stops"
+        "data/max_broken", default=0.01, ge=0, le=1, help="share of broken rows above which data is refused"
     )
     max_leak: float = field(
         "data/max_leak", default=0.1, ge=0, le=1, help="share of held-out rows found in training above which it stops"

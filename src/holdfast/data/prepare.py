@@ -73,7 +73,11 @@ def prepare(source_name: str, split: str, *, data: DataConfig, tokenizer: Tokeni
         with store.lock(job.path, lambda: _say_waiting(job, progress)):
             if not job.path.exists():
                 _make(job, progress)
-    return Prepared.open(job.path)
+    prepared = Prepared.open(job.path)
+    ledger = prepared.ledger
+    if "rows" in ledger:  # stores of the first days do not say of how many rows the broken ones are
+        _judge(job, ledger["broken"], ledger["rows"], last=not ledger["stopped_at_max_tokens"])
+    return prepared
 
 
 def find_prepared(source_name: str, split: str, *, data: DataConfig, tokenizer: Tokenizer) -> Prepared | None:
@@ -134,38 +138,42 @@ def _make(job: _Job, progress: bool) -> None:
 
 def _fill(job: _Job, parts: "_Parts", context: SourceContext, saved: Path, bar: Progress) -> None:
     """Append what is missing; stops at the limits and at too many broken rows."""
-    seen: list[dict[str, Any]] = []  # the broken rows before each batch that is under way
+    seen: list[tuple[dict[str, Any], int]] = []  # broken rows, and all rows, before each batch that is under way
+
+    def rows() -> int:
+        return context.documents + context.broken.total
 
     def watched() -> Iterator[list[Document]]:
         documents = itertools.islice(read(job.source, job.split, context), job.max_documents)
         done = sum(1 for _ in itertools.islice(documents, parts.documents))
         bar.begin(done, context.fraction)
         for batch in batches(documents):
-            _judge(job, context)
-            seen.append(copy.deepcopy(context.broken.report()))
+            report = copy.deepcopy(context.broken.report())
+            _judge(job, report, rows(), last=False)
+            seen.append((report, rows()))
             yield batch
 
     stopped = False
     for encoded in encode_all(watched(), job.tokenizer, job.data.workers, saved):
-        report = seen.pop(0)
+        before = seen.pop(0)
         stopped = parts.append(encoded)
         bar.update(parts.documents, parts.tokens, context.fraction)
         if stopped:
-            parts.report = report  # rows that were read ahead of the limit are nobody's business
+            parts.report, parts.rows = before  # rows that were read ahead of the limit are nobody's business
             break
     if not stopped:
-        parts.report = context.broken.report()
-        _judge(job, context, last=True)
+        parts.report, parts.rows = context.broken.report(), rows()
+        _judge(job, parts.report, parts.rows, last=True)
     parts.stopped = stopped
     bar.update(parts.documents, parts.tokens, 1.0, last=True)
 
 
-def _judge(job: _Job, context: SourceContext, *, last: bool = False) -> None:
-    broken = context.broken.total
-    rows = context.documents + broken
+def _judge(job: _Job, report: dict[str, Any], rows: int, *, last: bool) -> None:
+    """Refuse too large a share of broken rows; before the last row, only once enough were read."""
+    broken = sum(report["counts"].values())
     if broken <= job.data.max_broken * rows or (not last and rows < ENOUGH_ROWS):
         return
-    lines = "\n".join("  " + line for line in context.broken.lines())
+    lines = "\n".join("  " + line for line in broken_lines(report))
     raise UserError(
         f"data/max_broken: {broken} of {rows} rows of {job.source.name}/{job.split} are broken, more than "
         f"the allowed share {job.data.max_broken:g}; mend them or raise data/max_broken\n{lines}"
@@ -181,6 +189,7 @@ class _Parts:
         self._width = job.tokenizer.dtype().itemsize
         self.documents = self.tokens = self.bytes = 0
         self.report: dict[str, Any] = {}
+        self.rows = 0  # read, broken ones and both sides of a division among them
         self.stopped = False
         self._committed = time.monotonic()
 
@@ -252,6 +261,7 @@ def _ledger(job: _Job, parts: _Parts, context: SourceContext) -> dict[str, Any]:
         "bytes": parts.bytes,
         "dtype": tokenizer.dtype().dtype.str,
         "broken": parts.report,
+        "rows": parts.rows,
         "stopped_at_max_tokens": parts.stopped,
         "held_out_from_train": "validation" not in job.source.splits(context),
         "tokenizer": {
