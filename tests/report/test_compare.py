@@ -1,6 +1,7 @@
 """Runs beside each other: seeds grouped, differences told, and nothing called best without cause."""
 
 import csv
+import dataclasses
 import io
 import re
 from pathlib import Path
@@ -30,6 +31,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         FakeRun(root / f"anchor-s{seed}", seed=seed, kept=0.9, lr=2e-3, probes=False).go()
     FakeRun(root / "half", kept=0.5, steps=20, lr=1e-4, probes=False).go()
     return root
+
+
+def test_lists_that_a_stages_section_replaces_are_not_compared(folder: Path) -> None:
+    run = open_run(folder / "plain-s0")
+    assert run.config["optimization"]["kl"]["betas"] == [0.0, 0.1, 0.1, 0.1, 0.1]  # the default, which nothing reads
+    plain = {**run.config, "job": "continual/train/abcd"}
+    plain["optimization"] = {key: value for key, value in plain["optimization"].items() if key != "kl"}
+    other = dataclasses.replace(run, config=plain)
+    found = config_differences([run, other])
+    assert "job" in found
+    assert "optimization/kl/estimator" in found
+    assert not {"optimization/kl/betas", "optimization/kl/reference_update_stages", "training/dataset"} & set(found)
 
 
 def test_seeds_of_one_config_are_one_group(folder: Path) -> None:

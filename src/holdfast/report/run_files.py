@@ -15,6 +15,7 @@ from holdfast.execution.checkpoints import list_checkpoints
 from holdfast.report.live import LOADER, alive
 from holdfast.report.timeline import Timeline, from_curriculum, from_records
 from holdfast.tracking.jsonl import FILE_NAME, read
+from holdfast.training.curricula import LIST_PATHS
 
 CONFIG, RESULTS, EXAMPLES = "config.yaml", "results.json", "evaluations"
 
@@ -102,8 +103,14 @@ class Run:
 
     @functools.cached_property
     def flat(self) -> dict[str, Any]:
-        """The options as path -> value; lists are values. An average also has what it is of, under `average/`."""
+        """The options as path -> value; lists are values. An average also has what it is of, under `average/`.
+
+        Beside a `stages` section the lists that it replaces are left out: they are at defaults that nothing reads.
+        """
         options = flat({key: value for key, value in self.config.items() if key != "job"})
+        if options.get("stages"):
+            unused = (*LIST_PATHS, "optimization/kl/beta")
+            options = {path: value for path, value in options.items() if path not in unused}
         average = self.results.get("average")
         return options | (flat({"average": average}) if isinstance(average, Mapping) else {})
 
@@ -127,7 +134,9 @@ class Run:
         """Whether the run came to its end."""
         if self.results.get("finished"):
             return True
-        return any("final" in record.get("tags", ()) for record in self.kind("checkpoint")) and not self.running
+        # A stage may have been appended since a checkpoint was the last one.
+        ends = [record for record in self.kind("checkpoint") if "final" in record.get("tags", ())]
+        return not self.running and any(record["step"] >= self.timeline.total_steps for record in ends)
 
     @property
     def state(self) -> str:

@@ -23,7 +23,8 @@ from holdfast.training.spellings import (
     with_replay,
 )
 
-_LIST_PATHS = (
+# What a `stages` section says in another way; unused, and at their defaults, in a run that has one.
+LIST_PATHS = (
     "training/tokens",
     "training/dataset",
     "training/fade/per_boundary_overlap",
@@ -63,7 +64,7 @@ def _two_stages(config: KLDivergenceTrainerConfig, settings: Settings[Any]) -> C
 @_curriculum.register
 def _fading(config: ABCDConfig, settings: Settings[Any]) -> Curriculum:
     if settings.stages.stages:
-        return _staged(settings, config.fade, _LIST_PATHS, betas_allowed=False)
+        return _staged(settings, config.fade, LIST_PATHS, betas_allowed=False)
     _check_count(config.total_tokens, "training/tokens")
     return _finish(settings, stages_from_lists(config.total_tokens, config.datasets), config.fade, LISTS)
 
@@ -71,7 +72,7 @@ def _fading(config: ABCDConfig, settings: Settings[Any]) -> Curriculum:
 @_curriculum.register
 def _fading_kl(config: ABCDKLConfig, settings: Settings[Any]) -> Curriculum:
     if settings.stages.stages:
-        return _staged(settings, config.fade, _LIST_PATHS, betas_allowed=True)
+        return _staged(settings, config.fade, LIST_PATHS, betas_allowed=True)
     _check_count(config.total_tokens, "training/tokens")
     stages = stages_from_lists(config.total_tokens, config.datasets, config.betas, config.reference_update_stages)
     return _finish(settings, stages, config.fade, LISTS)
@@ -86,7 +87,7 @@ def _staged(
     exactly: int | None = None,
 ) -> Curriculum:
     configs = settings.stages.stages
-    refuse_mixed_spellings(settings.changed(type(settings.trainer), paths or _LIST_PATHS))
+    refuse_mixed_spellings(settings.changed(type(settings.trainer), paths or LIST_PATHS))
     _check_count([stage.tokens for stage in configs], "stages", exactly=exactly)
     for index, stage in enumerate(configs):
         if not betas_allowed and (stage.beta or stage.update_reference):
