@@ -13,6 +13,7 @@ from holdfast.config import configuration
 from holdfast.errors import RunError, UserError
 from holdfast.execution import ExecutionSpec
 from holdfast.execution.checkpoints import list_checkpoints
+from holdfast.report import open_run
 from holdfast.training import BaseTrainer, loop, resume
 from holdfast.training.compiling import Steps, abstract_batch, abstract_state, lower_train
 from training import tiny
@@ -214,6 +215,29 @@ def test_the_future_may_be_edited_and_the_past_may_not(whole: Any, tmp_path: Pat
     resume.start(longer, lines.append)
     assert int(longer.state.step) == 8
     assert any("stages" in line for line in lines)
+
+
+def test_the_end_of_a_run_to_which_a_stage_is_appended_becomes_a_boundary(
+    whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_until(whole, tmp_path, 16)
+    more = {"tokens": 8 * 32 * 2, "data": [{"name": "lists", "style": "PADDED"}], "overlap": 0.0}
+    values = {**tiny.CONTINUAL, "stages": [*tiny.CONTINUAL["stages"], more]}
+    probes = ("eval.probe_interval=2", "eval.probe_window=2")
+    run_dir = tmp_path / "general" / "default" / "run"
+    assert open_run(run_dir).finished
+    longer = tiny.trainer("continual/train/abcd_kl", values, tmp_path, *probes)
+    monkeypatch.setattr(loop.Session, "enter", lambda self, step: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        longer.run()
+    tags = {info.step: set(info.tags) for info in list_checkpoints(run_dir / "checkpoints")}
+    before = {info.step: set(info.tags) for info in list_checkpoints(whole.checkpoint_dir)}
+    assert tags == {**before, 16: before[16] - {"final"} | {"boundary_2"}}
+    assert not json.loads((run_dir / "results.json").read_text())["finished"]
+    assert not open_run(run_dir).finished
+    again = continual(tmp_path, *probes)  # and the appended stage taken back
+    resume.start(again, print)
+    assert {info.step: set(info.tags) for info in list_checkpoints(run_dir / "checkpoints")} == before
 
 
 def test_a_branch_shares_its_parents_past(whole: Any, tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ What only lists or names checkpoints needs no JAX.
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.errors import UserError
 from holdfast.execution import processes
+from holdfast.execution.files import write_atomically
 
 STATE, MANIFEST = "state", "manifest"
 TEMPORARY = ".orbax-checkpoint-tmp"  # Orbax's name for what is not complete; left over, it is removed
@@ -115,6 +116,20 @@ def set_aside(info: CheckpointInfo) -> None:
     aside = info.path.parent / f"unreadable-{info.step}"
     shutil.rmtree(aside, ignore_errors=True)
     info.path.rename(aside)
+
+
+def rename(infos: Iterable[CheckpointInfo], names_of: Callable[[int], Iterable[str]]) -> None:
+    """Give checkpoints the lasting names that an edited curriculum has for their steps.
+
+    When a stage was appended, the former end is a boundary and no longer `final`. A manifest is replaced as a whole.
+
+    Args:
+        names_of: the lasting names of a step.
+    """
+    for info in infos:
+        tags = [*names_of(info.step), *(tag for tag in info.tags if not _KEPT.fullmatch(tag))]
+        if set(tags) != set(info.tags):
+            write_atomically(info.path / MANIFEST / "metadata", json.dumps({**info.manifest, "tags": tags}))
 
 
 class CheckpointStore:

@@ -153,6 +153,8 @@ class Session:
         self.announce()
         if start == 0 and self.saved_step < 0:
             self.duties(0)
+        elif processes.is_first():
+            self.meter.write_results(finished=False)  # of a finished run to which a stage was appended they said so
         batches = prefetched(self.trainer.batches, start, self.trainer.settings.run.prefetch)
         for step in range(start, self.stages.total_steps):
             self.enter(step)

@@ -16,6 +16,7 @@ from holdfast.execution.checkpoints import (
     CheckpointStore,
     list_checkpoints,
     named_checkpoint,
+    rename,
     set_aside,
 )
 from holdfast.execution.files import write_atomically
@@ -164,6 +165,8 @@ def start(trainer: "BaseTrainer[Any, Any]", say: Any, parent: str | None = None)
             if processes.is_first():
                 set_aside(info)
             continue
+        if own and processes.is_first():
+            rename([each for each in own if each.step <= info.step], trainer.agenda.tags)
         if not own:
             if processes.is_first():
                 _take_over(trainer, info)
