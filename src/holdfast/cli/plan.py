@@ -9,6 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.cli.plan_chip import chip_lines
+from holdfast.errors import UserError
+from holdfast.execution.chips import find_chip, num_devices, parse_devices
+
 SHADES = " ░▒▓█"
 PICTURE_WIDTH = 64
 
@@ -17,26 +21,50 @@ def plan_command(
     config: Annotated[Path, typer.Argument(help="YAML config file.")],
     overrides: Annotated[Optional[List[str]], typer.Argument(help="path=value …")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
+    chip: Annotated[
+        Optional[str], typer.Option("--chip", help="Plan one step for this chip: tpu-v5e, h100, …; none is needed.")
+    ] = None,
+    devices: Annotated[
+        Optional[str], typer.Option("--devices", help="How many: a TPU's torus (2x4), a number of GPUs (8).")
+    ] = None,
 ) -> None:
     """Show stages in steps and tokens, rows of each dataset, fades, betas, learning rate, parameters, cost.
 
     Needs no data: what is not prepared yet is a warning. Refuses what `run` would refuse.
 
+    With --chip also the memory, the collectives and the time of a step there, for each kind of stage.
+
     Example: holdfast plan my.yaml training.fade.overlap=0.2
     """
+    if (chip is None) != (devices is None):
+        raise UserError("--chip and --devices: give both, such as --chip tpu-v5e --devices 2x4, or none")
+    target = find_chip(chip) if chip else None
+    sizes = parse_devices(target, devices) if target and devices else ()
     from holdfast.cli.configs import read_config
     from holdfast.training.check import checked
 
     resolved = read_config(config, overrides or [])
     drawn = checked(resolved.job, resolved.cfg)
 
+    if target is not None:
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")  # what is planned for is described; a TPU that is here stays free
+
     from holdfast.training.forecast import forecast
 
-    plan = forecast(resolved.job, drawn)
+    plan = forecast(resolved.job, drawn, num_devices(target, sizes) if target else None)
+    if target is not None:
+        from holdfast.training.ahead import chip_plan
+
+        plan["chip"] = chip_plan(resolved.job, resolved.cfg, target, sizes)
     if as_json:
         print(json.dumps(plan))
         return
     show(plan, Console(highlight=False))
+    if target is not None:
+        for line in chip_lines(plan["chip"]):
+            print(line)
 
 
 def show(plan: dict[str, Any], console: Console) -> None:

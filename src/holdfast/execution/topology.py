@@ -25,9 +25,14 @@ class TopologyConfig:
 
 @dataclass(frozen=True)
 class Topology:
-    """A mesh of devices with the axes data, fsdp and tensor."""
+    """A mesh of devices with the axes data, fsdp and tensor.
+
+    Args:
+        described: the devices are not there: programs can be compiled for them, but nothing lies on them.
+    """
 
     mesh: "jax.sharding.Mesh"
+    described: bool = False
 
     @classmethod
     def build(cls, config: TopologyConfig | None = None, devices: Sequence[Any] | None = None) -> "Topology":

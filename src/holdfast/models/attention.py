@@ -1,13 +1,17 @@
 """Causal attention: one function for rows that are trained on, one for generation from a cache.
 
-Which implementation runs is decided by the backend. On a CPU, queries go in chunks and each chunk sees only the
-keys before its end, which skips almost half of the work; elsewhere `jax.nn.dot_product_attention` is used.
+Which implementation runs is decided by the platform that is compiled for. On a CPU, queries go in chunks and each
+chunk sees only the keys before its end, which skips almost half of the work; elsewhere
+`jax.nn.dot_product_attention` is used.
 
 Shapes: B rows, T queries, S keys, H query heads, G key/value heads, R = H / G queries heads of one key head,
 K head size.
 """
 
+import contextlib
+import contextvars
 import functools
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -21,12 +25,29 @@ from holdfast.models.layers import INIT_STD, Dense, Norm, logical, rotate
 
 MASKED = -1e30  # finite, so that a row of masked scores gives no NaN
 
+_target: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
+
+
+@contextlib.contextmanager
+def lowering_for(platform: str) -> Iterator[None]:
+    """What is traced inside is for devices of this platform, whatever devices this process has."""
+    token = _target.set(platform)
+    try:
+        yield
+    finally:
+        _target.reset(token)
+
+
+def target_platform() -> str:
+    """The platform that attention is traced for: this process's own unless another was named."""
+    return _target.get() or jax.default_backend()
+
 
 def causal_attention(
     q_BTHK: jax.Array, k_BTGK: jax.Array, v_BTGK: jax.Array, segment_ids_BT: jax.Array | None = None
 ) -> jax.Array:
     """Each position attends to itself and to earlier ones, of its own segment when there are segments."""
-    if jax.default_backend() == "cpu":
+    if target_platform() == "cpu":
         return chunked_attention(q_BTHK, k_BTGK, v_BTGK, segment_ids_BT)
     return fused_attention(q_BTHK, k_BTGK, v_BTGK, segment_ids_BT)
 
@@ -39,7 +60,7 @@ def fused_attention(
     if segment_ids_BT is not None:
         mask = (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :])[:, None]
     # cuDNN's fused kernel takes half precision alone; ROCm calls itself "gpu" too.
-    nvidia = jax.default_backend() == "gpu" and "rocm" not in jax_backend.get_backend().platform_version
+    nvidia = target_platform() == "gpu" and "rocm" not in jax_backend.get_backend().platform_version
     implementation: Literal["cudnn"] | None = "cudnn" if nvidia and q_BTHK.dtype == jnp.bfloat16 else None
     return jax.nn.dot_product_attention(
         q_BTHK, k_BTGK, v_BTGK, mask=mask, is_causal=True, implementation=implementation

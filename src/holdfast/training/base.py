@@ -59,13 +59,14 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
         self.stages, self.tokenizer, self.model_spec = drawn.curriculum, drawn.tokenizer, drawn.model
         check_batch(self.config.batch_size, self.config.per_device_batch_size, self.topology.num_row_shards)
         check_divisible(self.model_spec, self.topology.sizes)
-        self.state: TrainState = build.initial_state(
-            self.STATE,
-            self.objective_at(0),
-            self.settings.run.seed_of("init"),
-            self.topology.mesh,
-            self.settings.architecture.source,
-        )
+        self.state: TrainState = self._initial_state()
+
+    def _initial_state(self) -> TrainState:
+        kind, objective, mesh = self.STATE, self.objective_at(0), self.topology.mesh
+        if self.topology.described:
+            return build.described_state(kind, objective, mesh)
+        seed, source = self.settings.run.seed_of("init"), self.settings.architecture.source
+        return build.initial_state(kind, objective, seed, mesh, source)
 
     # What a subclass may declare
 

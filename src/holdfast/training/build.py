@@ -25,11 +25,15 @@ def sharded_init(model: Any, key: jax.Array, *args: Any, mesh: jax.sharding.Mesh
     def initialise(key: jax.Array) -> Any:
         return model.init(key, *args, **kwargs)
 
-    specs = nn.get_partition_spec(jax.eval_shape(initialise, key))
-    shardings = spmd.logical_to_mesh_sharding(specs, mesh, axes.RULES)
+    shardings = _shardings(jax.eval_shape(initialise, key), mesh)
     unboxed = jax.jit(lambda key: nn.meta.unbox(initialise(key)), out_shardings=shardings)
     with mesh:
         return unboxed(key), shardings
+
+
+def _shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Where the parameters of a model lie, from the logical names of their axes."""
+    return spmd.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, axes.RULES)
 
 
 def initial_state(
@@ -53,9 +57,29 @@ def initial_state(
     def scalar(value: Any) -> Any:
         return jax.device_put(value, replicated)
 
+    return _state(kind, objective, params, opt_state, scalar)
+
+
+def described_state(kind: type[TrainState], objective: Objective, mesh: jax.sharding.Mesh) -> TrainState:
+    """The state before the first step as shapes and shardings alone, for devices that are not there."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    boxed = jax.eval_shape(Decoder(objective.model).init, key, jax.ShapeDtypeStruct((1, 1), jnp.int32))
+    shardings = _shardings(boxed, mesh)["params"]
+    params = jax.tree.map(_placed, nn.meta.unbox(boxed)["params"], shardings)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    placed = state_shardings(objective.optimizer, params, shardings, replicated)
+    opt_state = jax.tree.map(_placed, jax.eval_shape(objective.optimizer.init, params), placed)
+    return _state(kind, objective, params, opt_state, lambda value: _placed(value, replicated))
+
+
+def _placed(leaf: Any, sharding: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _state(kind: type[TrainState], objective: Objective, params: Any, opt_state: Any, scalar: Any) -> TrainState:
     fields: dict[str, Any] = {
         "step": scalar(jnp.int32(0)),
-        "apply_fn": model.apply,
+        "apply_fn": Decoder(objective.model).apply,
         "params": params,
         "tx": objective.optimizer.transformation,
         "opt_state": opt_state,

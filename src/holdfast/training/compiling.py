@@ -10,9 +10,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from holdfast.data.batches import Batch
+from holdfast.models.attention import lowering_for
 from holdfast.models.axes import BATCH_AXES
 from holdfast.training import build
-from holdfast.training.microbatch import device_limit, largest_fitting, needed_bytes
+from holdfast.training.microbatch import device_limit, largest_fitting, needed_bytes, refused_bytes
 from holdfast.training.state import KLDivergenceTrainState, TrainState, shardings_of
 
 if TYPE_CHECKING:
@@ -99,6 +100,11 @@ class Steps:
 
 def lower_train(trainer: "BaseTrainer[Any, Any]", state: Any, batch: Any, key: Any) -> Any:
     """The train step, lowered for these shapes and shardings."""
+    return trace_train(trainer, state, batch, key).lower()
+
+
+def trace_train(trainer: "BaseTrainer[Any, Any]", state: Any, batch: Any, key: Any) -> Any:
+    """The train step, traced for these shapes and shardings and for the mesh's platform."""
     mesh, num_micro = trainer.topology.mesh, batch.x.shape[0]
     replicated = NamedSharding(mesh, PartitionSpec())
     jitted = jax.jit(
@@ -106,14 +112,21 @@ def lower_train(trainer: "BaseTrainer[Any, Any]", state: Any, batch: Any, key: A
         donate_argnums=0,
         out_shardings=(shardings_of(state), replicated, replicated),
     )
-    with mesh:
-        return jitted.lower(state, batch, key)
+    with mesh, lowering_for(platform_of(mesh)):
+        return jitted.trace(state, batch, key)
 
 
 def lower_val(trainer: "BaseTrainer[Any, Any]", state: Any, batch: Any) -> Any:
     """The validation step, lowered for these shapes and shardings."""
-    with trainer.topology.mesh:
+    mesh = trainer.topology.mesh
+    with mesh, lowering_for(platform_of(mesh)):
         return jax.jit(trainer.val_step).lower(state, batch)
+
+
+def platform_of(mesh: jax.sharding.Mesh) -> str:
+    """The platform of the devices that a step is compiled for."""
+    platform: str = mesh.devices.flat[0].platform
+    return platform
 
 
 def abstract_state(trainer: "BaseTrainer[Any, Any]") -> TrainState:
@@ -143,14 +156,33 @@ def abstract_batch(trainer: "BaseTrainer[Any, Any]", shape: tuple[int, int]) -> 
     )
 
 
-def step_bytes(trainer: "BaseTrainer[Any, Any]", per_device: int) -> int:
-    """Bytes of one device that a step with this micro-batch needs, from the compiler."""
+def abstract_key(mesh: jax.sharding.Mesh) -> Any:
+    """The key of a step as a shape."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+
+
+def trace_abstract(trainer: "BaseTrainer[Any, Any]", per_device: int, state: TrainState) -> Any:
+    """The train step traced on shapes alone, with this micro-batch per shard."""
     rows = per_device * trainer.topology.num_row_shards
     batch = abstract_batch(trainer, (trainer.config.batch_size // rows, rows))
-    replicated = NamedSharding(trainer.topology.mesh, PartitionSpec())
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated)
-    return needed_bytes(lower_train(trainer, abstract_state(trainer), batch, key).compile())
+    return trace_train(trainer, state, batch, abstract_key(trainer.topology.mesh))
+
+
+def step_bytes(trainer: "BaseTrainer[Any, Any]", per_device: int) -> int:
+    """Bytes of one device that a step with this micro-batch needs, from the compiler."""
+    return compiled_bytes(trace_abstract(trainer, per_device, abstract_state(trainer)).lower())
+
+
+def compiled_bytes(lowered: Any) -> int:
+    """Bytes of one device that a step needs, also when the compiler refuses it because it needs too many."""
+    try:
+        return needed_bytes(lowered.compile())
+    except jax.errors.JaxRuntimeError as error:
+        needed = refused_bytes(str(error))
+        if needed is None:
+            raise
+        return needed
 
 
 def find_micro_batch(trainer: "BaseTrainer[Any, Any]") -> int:

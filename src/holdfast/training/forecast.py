@@ -22,8 +22,12 @@ from holdfast.training.microbatch import check_batch
 SKEW = 2.0  # a source whose share of the loss is off its rate by more than this factor is warned about
 
 
-def forecast(job: str, drawn: Blueprint[Any]) -> dict[str, Any]:
-    """The plan of a run as `holdfast plan --json` prints it."""
+def forecast(job: str, drawn: Blueprint[Any], devices: int | None = None) -> dict[str, Any]:
+    """The plan of a run as `holdfast plan --json` prints it.
+
+    Args:
+        devices: how many the mesh must fit; those of this machine unless given.
+    """
     curriculum, settings = drawn.curriculum, drawn.settings
     rows, missing = prepared_rows(drawn)
     sizes = None
@@ -37,7 +41,7 @@ def forecast(job: str, drawn: Blueprint[Any]) -> dict[str, Any]:
     if missing and unit == "tokens":
         warnings.append("training/mixture_unit is tokens, which needs prepared data: rows are counted as by rows here")
     warnings += [f"leak: {leak}" for leak in known_leaks(drawn, rows)]
-    warnings += check_mesh(drawn)
+    warnings += check_mesh(drawn, devices)
     stages = [stage_facts(curriculum, index, counts, rows) for index in range(len(curriculum.stages))]
     return {
         "job": job,
@@ -74,14 +78,16 @@ def prepared_rows(drawn: Blueprint[Any]) -> tuple[dict[SourceKey, Rows], list[st
     return rows, list(dict.fromkeys(missing))
 
 
-def check_mesh(drawn: Blueprint[Any]) -> list[str]:
+def check_mesh(drawn: Blueprint[Any], devices: int | None = None) -> list[str]:
     """Refuse a batch or a model that the mesh does not divide; a mesh for other devices than these is a warning."""
     import jax
 
     config = drawn.settings.trainer
     try:
-        sizes = axis_sizes(drawn.settings.topology, jax.device_count())
+        sizes = axis_sizes(drawn.settings.topology, devices or jax.device_count())
     except ConfigError as error:
+        if devices is not None:
+            raise
         return [f"not for this machine: {error}"]
     check_batch(config.batch_size, config.per_device_batch_size, sizes["data"] * sizes["fsdp"])
     check_divisible(drawn.model, sizes)

@@ -1,6 +1,7 @@
 """How many rows fit on a device at once, asked of the compiler instead of tried until something is killed."""
 
 import platform
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from holdfast.execution import processes
 
 # Share of a device's memory that a step may plan to use; the rest is for the host's own work and fragmentation.
 USABLE = 0.8
+UNKNOWN = 1 << 62  # bytes of a step that the compiler refused without saying how many it needs
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -79,6 +81,20 @@ def needed_bytes(compiled: Any) -> int:
         usage.argument_size_in_bytes + usage.temp_size_in_bytes + usage.output_size_in_bytes - usage.alias_size_in_bytes
     )
     return int(total)
+
+
+def refused_bytes(message: str) -> int | None:
+    """Bytes that a step needs which the compiler refused, from its message; None if it refused for another reason.
+
+    >>> refused_bytes("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm.")
+    22011707392
+    >>> refused_bytes("RESOURCE_EXHAUSTED: memory required for HLO temporaries (20.5G) exceeds available HBM (15.75G)")
+    22011707392
+    """
+    if "RESOURCE_EXHAUSTED" not in message:
+        return None
+    used = re.search(r"(?:[Uu]sed |\()([\d.]+)([KMGT])\)? (?:of|exceeds)", message)
+    return int(float(used[1]) * 1024 ** ("KMGT".index(used[2]) + 1)) if used else UNKNOWN
 
 
 def largest_fitting(rows_per_shard: int, limit: int, needs: Callable[[int], int]) -> tuple[int, int]:

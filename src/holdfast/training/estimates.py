@@ -1,0 +1,113 @@
+"""Memory, collectives and time of a step from shapes and published numbers, where no compiler can be asked.
+
+The formulas are those of the layout that `models/axes.py` declares: parameters are gathered over `fsdp` when a layer
+is used and their gradients are summed back into shards, gradients are summed over `data`, and activations over
+`tensor` twice a layer. All numbers are of one device.
+"""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from holdfast.execution.chips import Chip
+from holdfast.models.attention import lowering_for
+from holdfast.objectives.token_loss import CHUNK_LOGITS
+from holdfast.training import compiling
+from holdfast.training.program import Collectives
+from holdfast.training.state import TrainState
+
+
+def shard_bytes(tree: Any, width: int | None = None) -> int:
+    """Bytes of a tree of shapes that lie on one device.
+
+    Args:
+        width: bytes of a number; that of each array's own type unless given.
+    """
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * (width or np.dtype(leaf.dtype).itemsize)
+        for leaf in jax.tree.leaves(tree)
+        if hasattr(leaf, "sharding") and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    )
+
+
+def memory(trainer: Any, state: TrainState, per_device: int) -> dict[str, int]:
+    """What a device holds in a step with this micro-batch."""
+    spec, sizes = trainer.model_spec, trainer.topology.sizes
+    width = np.dtype(spec.dtype).itemsize
+    tokens = per_device * trainer.config.block_size
+    split = sizes["tensor"]
+    inner = (6 * spec.n_embd + (3 if spec.gated else 2) * spec.n_ff + 2 * spec.n_head * spec.head_dim) // split
+    layer = (2 * spec.n_embd + inner) * tokens * width
+    kept = spec.n_layers * spec.n_embd * tokens * width + layer if spec.remat else spec.n_layers * layer
+    gradients = shard_bytes(state.params)
+    micro = trainer.config.batch_size // (per_device * trainer.topology.num_row_shards)
+    arrays = {name: value for name, value in state.arrays().items() if name != "reference"}
+    return {
+        "state": shard_bytes(arrays),
+        "reference": shard_bytes(getattr(state, "reference", None)),
+        # One micro-batch's beside the sum so far.
+        "gradients": gradients * (1 if micro == 1 else 2),
+        "activations": kept,
+        # Two layers, the one that is used and the one that comes.
+        "gathered": 2 * _gathered(trainer, width) // spec.n_layers if sizes["fsdp"] > 1 else 0,
+        "logits": 3 * 4 * CHUNK_LOGITS // split,
+    }
+
+
+def collectives(trainer: Any, state: TrainState, per_device: int) -> list[Collectives]:
+    """What the devices exchange in a step with this micro-batch."""
+    spec, sizes = trainer.model_spec, trainer.topology.sizes
+    width = np.dtype(spec.dtype).itemsize
+    micro = trainer.config.batch_size // (per_device * trainer.topology.num_row_shards)
+    anchored = state.objective.penalty is not None
+    leaves = len(jax.tree.leaves(state.params))
+    found = []
+    if sizes["fsdp"] > 1:
+        passes = 3 if anchored else 2  # forward, backward, and the reference's forward
+        found.append(
+            Collectives("all-gather", micro * passes * leaves, micro * passes * _gathered(trainer, width), sizes["fsdp"])
+        )
+        whole = shard_bytes(state.params) * sizes["fsdp"]
+        found.append(Collectives("reduce-scatter", micro * leaves, micro * whole, sizes["fsdp"]))
+    if sizes["data"] > 1:
+        found.append(Collectives("all-reduce", micro * leaves, micro * shard_bytes(state.params), sizes["data"]))
+    if sizes["tensor"] > 1:
+        passes = 2 + spec.remat + anchored
+        sums = micro * passes * 2 * spec.n_layers
+        row_bytes = per_device * trainer.config.block_size * spec.n_embd * width
+        found.append(Collectives("all-reduce", sums, sums * row_bytes, sizes["tensor"]))
+    return found
+
+
+def _gathered(trainer: Any, width: int) -> int:
+    """Bytes of all parameters when they are gathered over fsdp in the activations' type."""
+    return shard_bytes(trainer.state.params, width) * int(trainer.topology.sizes["fsdp"])
+
+
+def trace(trainer: Any, state: TrainState, per_device: int) -> Any:
+    """The step on shapes alone, to count its operations; attention as accelerators have it without their kernels."""
+    rows = per_device * trainer.topology.num_row_shards
+    num_micro = trainer.config.batch_size // rows
+    batch = compiling.abstract_batch(trainer, (num_micro, rows))
+    arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, batch))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    with lowering_for("accelerator"):
+        return jax.make_jaxpr(lambda s, b, k: trainer.train_step(s, b, k, num_micro))(*arguments, key)
+
+
+def seconds(chip: Chip, devices: int, flops: float, state_bytes: int, sent: float | None) -> dict[str, float] | None:
+    """How long a step takes at the least: the work of each part of the machine over its published peak.
+
+    `at_least` is for work that overlaps perfectly, `one_after_another` for work that does not.
+    """
+    if sent is None:
+        return None
+    parts = {
+        "compute": flops / chip.flops,
+        # Every step reads and writes the whole state; activations come on top.
+        "memory": 2 * state_bytes / chip.bandwidth,
+        "communication": sent / chip.ring_bandwidth(devices),
+    }
+    return {**parts, "at_least": max(parts.values()), "one_after_another": sum(parts.values())}
