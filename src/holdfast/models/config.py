@@ -143,16 +143,21 @@ class ModelSpec:
         ... ).num_parameters()
         124439808
         """
-        norm_size = self.n_embd * (2 if self.norm == "layer" and self.bias else 1)
+        embeddings = self.vocab_size * self.n_embd * (1 if self.tie_embeddings else 2)
+        learned = self.block_size * self.n_embd if self.positions == "learned" else 0
+        return self.n_layers * self.layer_parameters() + embeddings + learned + self._norm_size()
+
+    def layer_parameters(self) -> int:
+        """How many numbers one layer has."""
         biases = 0
         if self.bias:
             biases += self.n_embd * 2 + self.n_ff * (2 if self.gated else 1)
         if self.qkv_bias:
             biases += self.head_dim * (self.n_head + 2 * self.n_kv_head)
-        layer = self._layer_matmul() + biases + 2 * norm_size + (2 * self.head_dim if self.qk_norm else 0)
-        embeddings = self.vocab_size * self.n_embd * (1 if self.tie_embeddings else 2)
-        learned = self.block_size * self.n_embd if self.positions == "learned" else 0
-        return self.n_layers * layer + embeddings + learned + norm_size
+        return self._layer_matmul() + biases + 2 * self._norm_size() + (2 * self.head_dim if self.qk_norm else 0)
+
+    def _norm_size(self) -> int:
+        return self.n_embd * (2 if self.norm == "layer" and self.bias else 1)
 
     def flops_per_token(self, sequence_length: int | None = None, *, backward: bool = True) -> float:
         """Floating point operations of matrix products for one token of a row, attention causal.

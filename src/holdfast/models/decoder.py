@@ -21,7 +21,7 @@ from flax import linen as nn
 from holdfast.models import axes
 from holdfast.models.attention import Attention, Context, LayerCache
 from holdfast.models.config import ModelSpec
-from holdfast.models.layers import Dropout, Embedding, Mlp, Norm, Unembedding, logical, rotary_angles
+from holdfast.models.layers import Dropout, Embedding, Mlp, Norm, Unembedding, gathered, logical, rotary_angles
 
 
 class Cache(NamedTuple):
@@ -42,7 +42,7 @@ def init_cache(spec: ModelSpec, num_rows: int, length: int | None = None) -> Cac
 def unembedding(params: Any, spec: ModelSpec) -> jax.Array:
     """The (D, V) matrix that turns hidden states into logits, from the (unboxed) parameters."""
     matrix: jax.Array = params["embed"]["embedding"].T if spec.tie_embeddings else params["unembed"]["kernel"]
-    return matrix
+    return gathered(matrix, axes.EMBED, axes.VOCAB)
 
 
 class Layer(nn.Module):

@@ -26,6 +26,15 @@ def logical(array: jax.Array, *names: str) -> jax.Array:
     return hinted
 
 
+def gathered(weight: jax.Array, *names: str) -> jax.Array:
+    """A weight whole along the model's width, as each use of it needs: its fsdp shards are brought together.
+
+    Without this a compiler may leave the weight in shards and exchange activations instead, which are larger. Cast
+    first: what is sent is as wide as the array.
+    """
+    return logical(weight, *(axes.ACTIVATION if name == axes.EMBED else name for name in names))
+
+
 def parameter(module: nn.Module, name: str, init: Any, shape: tuple[int, ...], names: tuple[str, ...]) -> jax.Array:
     """A parameter of a module in the spec's type, with the logical names of its axes."""
     dtype = jnp.dtype(module.spec.param_dtype)
@@ -52,7 +61,7 @@ class Dense(nn.Module):
         dtype = jnp.dtype(self.spec.dtype)
         shape = (x.shape[-1], self.features)
         kernel = parameter(self, "kernel", nn.initializers.normal(self.std), shape, self.names)
-        y_NF = x.reshape(-1, x.shape[-1]).astype(dtype) @ kernel.astype(dtype)
+        y_NF = x.reshape(-1, x.shape[-1]).astype(dtype) @ gathered(kernel.astype(dtype), *self.names)
         if self.use_bias:
             y_NF += parameter(self, "bias", nn.initializers.zeros, shape[1:], (axes.NORM,)).astype(dtype)
         return y_NF.reshape(*x.shape[:-1], self.features)

@@ -9,16 +9,19 @@ rows may be sharded over devices.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from holdfast.models import axes
+from holdfast.models.layers import logical
 from holdfast.objectives.penalties import forward, reverse
 from holdfast.objectives.penalties.kinds import TokenPenalty
 
-CHUNK_LOGITS = 1 << 24  # logits of one chunk: 64 MB in float32
+CHUNK_LOGITS = 1 << 24  # logits of one chunk on one device: 64 MB in float32
 
 
 class Aux(NamedTuple):
@@ -122,15 +125,34 @@ def _loss_forward(
         sums, logits_gradient = _chunk_loss(options, hidden_CD, unembedding_DV, part, anchor)
         gradient_CV = logits_gradient().astype(hidden_CD.dtype)
         hidden_gradient = gradient_CV @ unembedding_DV.astype(hidden_CD.dtype).T
-        matrix_gradient += jnp.dot(hidden_CD.T, gradient_CV, preferred_element_type=jnp.float32)
+        matrix_gradient += _by_shard(hidden_CD, gradient_CV, shards)
         return (jax.tree.map(jnp.add, total, sums), matrix_gradient), hidden_gradient
 
-    start = (_no_sums(), jnp.zeros(unembedding_DV.shape, jnp.float32))
+    # Each shard of rows adds up its own chunks: summed over devices once, not once a chunk.
+    shards = _row_shards(hidden_RTD.shape[0])
+    zeros = logical(jnp.zeros((shards, *unembedding_DV.shape), jnp.float32), axes.BATCH, axes.ACTIVATION, axes.VOCAB)
     (sums, matrix_gradient), hidden_gradient = _over_chunks(
-        chunk, start, hidden_RTD, tokens, unembedding_DV.shape[1], options.chunk_tokens
+        chunk, (_no_sums(), zeros), hidden_RTD, tokens, unembedding_DV.shape[1], options.chunk_tokens
     )
-    saved = (hidden_gradient, matrix_gradient.astype(unembedding_DV.dtype))
+    summed = matrix_gradient[0] if shards == 1 else matrix_gradient.sum(axis=0)
+    saved = (hidden_gradient, summed.astype(unembedding_DV.dtype))
     return (_total(options, anchor, sums), sums), saved
+
+
+def _row_shards(rows: int) -> int:
+    """Over how many shards the rows are spread on the mesh that is traced for; 1 without one."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    shards = math.prod(sizes.get(axis, 1) for axis in axes.BATCH_AXES)
+    return shards if rows % shards == 0 else 1
+
+
+def _by_shard(hidden_CD: jax.Array, gradient_CV: jax.Array, shards: int) -> jax.Array:
+    """The unembedding's gradient of a chunk, (S, D, V): of each shard's tokens by itself."""
+    if shards == 1:
+        return jnp.dot(hidden_CD.T, gradient_CV, preferred_element_type=jnp.float32)[None]
+    hidden_SCD, gradient_SCV = (array.reshape(shards, -1, array.shape[-1]) for array in (hidden_CD, gradient_CV))
+    summed = jnp.einsum("scd,scv->sdv", hidden_SCD, gradient_SCV, preferred_element_type=jnp.float32)
+    return logical(summed, axes.BATCH, axes.ACTIVATION, axes.VOCAB)
 
 
 def _loss_backward(
@@ -221,7 +243,8 @@ def _over_chunks(
 ) -> tuple[Any, Any]:
     """Fold `body(carry, hidden_CD, tokens_C)` over chunks of time; outputs per token come back as (R, T, …)."""
     R, T = hidden_RTD.shape[:2]
-    chunk_tokens = max(1, CHUNK_LOGITS // vocabulary) if chunk_tokens is None else chunk_tokens
+    if chunk_tokens is None:
+        chunk_tokens = max(1, CHUNK_LOGITS * max(1, jax.sharding.get_abstract_mesh().size) // vocabulary)
     count = min(T, -(-R * T // chunk_tokens))
     length = -(-T // count)
 

@@ -27,7 +27,7 @@ def sharded_init(model: Any, key: jax.Array, *args: Any, mesh: jax.sharding.Mesh
 
     shardings = _shardings(jax.eval_shape(initialise, key), mesh)
     unboxed = jax.jit(lambda key: nn.meta.unbox(initialise(key)), out_shardings=shardings)
-    with mesh:
+    with jax.set_mesh(mesh):
         return unboxed(key), shardings
 
 

@@ -1,7 +1,9 @@
 """Compiled steps of a trainer: one for each stage kind, with donated state and fixed shardings."""
 
+import contextlib
 import resource
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -112,21 +114,26 @@ def trace_train(trainer: "BaseTrainer[Any, Any]", state: Any, batch: Any, key: A
         donate_argnums=0,
         out_shardings=(shardings_of(state), replicated, replicated),
     )
-    with mesh, lowering_for(platform_of(mesh)):
+    with tracing_for(mesh):
         return jitted.trace(state, batch, key)
 
 
 def lower_val(trainer: "BaseTrainer[Any, Any]", state: Any, batch: Any) -> Any:
     """The validation step, lowered for these shapes and shardings."""
-    mesh = trainer.topology.mesh
-    with mesh, lowering_for(platform_of(mesh)):
+    with tracing_for(trainer.topology.mesh):
         return jax.jit(trainer.val_step).lower(state, batch)
 
 
-def platform_of(mesh: jax.sharding.Mesh) -> str:
-    """The platform of the devices that a step is compiled for."""
-    platform: str = mesh.devices.flat[0].platform
-    return platform
+@contextlib.contextmanager
+def tracing_for(mesh: jax.sharding.Mesh) -> Iterator[None]:
+    """What is traced inside is for the devices of a mesh: their platform, and where activations lie on them.
+
+    `with mesh:` would not do: the model's hints are looked up in the mesh that `jax.set_mesh` sets. One device needs
+    no hints, and compiles faster without.
+    """
+    placed = jax.set_mesh(mesh) if mesh.size > 1 else contextlib.nullcontext()
+    with placed, lowering_for(mesh.devices.flat[0].platform):
+        yield
 
 
 def abstract_state(trainer: "BaseTrainer[Any, Any]") -> TrainState:

@@ -28,7 +28,6 @@ def shard_bytes(tree: Any, width: int | None = None) -> int:
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * (width or np.dtype(leaf.dtype).itemsize)
         for leaf in jax.tree.leaves(tree)
-        if hasattr(leaf, "sharding") and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     )
 
 
@@ -44,15 +43,19 @@ def memory(trainer: Any, state: TrainState, per_device: int) -> dict[str, int]:
     gradients = shard_bytes(state.params)
     micro = trainer.config.batch_size // (per_device * trainer.topology.num_row_shards)
     arrays = {name: value for name, value in state.arrays().items() if name != "reference"}
+    heads, length = spec.n_head // split, trainer.config.block_size
+    unembedding = spec.n_embd * spec.vocab_size // split
     return {
         "state": shard_bytes(arrays),
         "reference": shard_bytes(getattr(state, "reference", None)),
         # One micro-batch's beside the sum so far.
         "gradients": gradients * (1 if micro == 1 else 2),
         "activations": kept,
-        # Two layers, the one that is used and the one that comes.
-        "gathered": 2 * _gathered(trainer, width) // spec.n_layers if sizes["fsdp"] > 1 else 0,
-        "logits": 3 * 4 * CHUNK_LOGITS // split,
+        # Of one layer, where no fused kernel makes them needless: its scores, their softmax and its gradient.
+        "scores": 0 if spec.dtype == "bfloat16" else 3 * 4 * per_device * heads * length * length,
+        # Two layers, the one that is used and the one that comes; the unembedding, and its gradient in float32.
+        "gathered": 2 * spec.layer_parameters() // split * width + unembedding * (width + 4),
+        "logits": 3 * 4 * CHUNK_LOGITS,
     }
 
 
@@ -65,10 +68,8 @@ def collectives(trainer: Any, state: TrainState, per_device: int) -> list[Collec
     leaves = len(jax.tree.leaves(state.params))
     found = []
     if sizes["fsdp"] > 1:
-        passes = 3 if anchored else 2  # forward, backward, and the reference's forward
-        found.append(
-            Collectives("all-gather", micro * passes * leaves, micro * passes * _gathered(trainer, width), sizes["fsdp"])
-        )
+        uses = micro * (3 if anchored else 2)  # forward, backward, and the reference's forward
+        found.append(Collectives("all-gather", uses * leaves, uses * _gathered(trainer, width), sizes["fsdp"]))
         whole = shard_bytes(state.params) * sizes["fsdp"]
         found.append(Collectives("reduce-scatter", micro * leaves, micro * whole, sizes["fsdp"]))
     if sizes["data"] > 1:

@@ -236,7 +236,7 @@ class Session:
         due = trainer.settings.penalty.probe and self.agenda.records(step + 1)
         if not due or not isinstance(state, KLDivergenceTrainState) or state.objective.penalty is None:
             return
-        with trainer.topology.mesh:
+        with compiling.tracing_for(trainer.topology.mesh):
             cosine = float(jax.jit(penalty_cosine)(state, batch, jax.random.key(0)))
         self.meter.penalty_cosine = cosine
         if abs(cosine) > 1 - 1e-6:
