@@ -40,6 +40,7 @@ $(STAMPS)/extras: pyproject.toml constraints.txt | $(STAMPS)/venv
 	@$(PIP_INSTALL) -e '.[test]'
 	@$(PIP_INSTALL) torch==2.13.0 && $(PIP_INSTALL) -e '.[test,hf,harness,wandb,tensorboard]' || \
 		echo "some optional packages cannot be installed here; tests that need them skip"
+	@$(PIP_INSTALL) -e '.[tpu]' || echo "libtpu cannot be installed here; tests that need it skip"
 	@touch $@ $(STAMPS)/test $(STAMPS)/core
 
 $(STAMPS)/dev: pyproject.toml constraints.txt | $(STAMPS)/venv

@@ -183,6 +183,41 @@ def test_the_plan_of_the_default_config(tmp_path: Path, monkeypatch: Any, capsys
             assert plan["steps"]["beta"][step] == stage["beta"]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--chip", "tpu-v5e"], "--chip and --devices: give both"),
+        (["--devices", "8"], "--chip and --devices: give both"),
+        (["--chip", "h1000", "--devices", "8"], "--chip h1000: unknown chip; there are"),
+        (["--chip", "tpu-v5e", "--devices", "8"], "--devices 8: expected a torus such as 2x4"),
+        (["--chip", "h100", "--devices", "8", "topology.fsdp=3"], "topology/fsdp: got 3"),
+        (["--chip", "h100", "--devices", "24"], "training/batch_size: got 512, expected a multiple of 24"),
+        (["--chip", "h100", "--devices", "8", "topology.tensor=8"], "topology/tensor: got 8, expected a divisor"),
+    ],
+)
+def test_a_chip_that_cannot_be_planned_for(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    out = tmp_path / "x.yaml"
+    holdfast(monkeypatch, "configure", JOBS[0], out)
+    assert holdfast(monkeypatch, "plan", out, *options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_plan_for_a_chip(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    out = tmp_path / "x.yaml"
+    holdfast(monkeypatch, "configure", "continual/train/abcd_kl", out)
+    options = ["--chip", "h100", "--devices", "8", "topology.fsdp=8", "training.per_device_batch_size=1"]
+    chip = plan_of(monkeypatch, capsys, out, *options)["chip"]
+    assert (chip["num_devices"], chip["micro_batches"], chip["source"]) == (8, 64, "computed from shapes")
+    assert holdfast(monkeypatch, "plan", out, *options) == 0
+    shown = capsys.readouterr().out
+    assert "memory and collectives: computed from shapes" in shown
+    assert "a step of the stages fineweb: plain" in shown
+    assert "a step of the stages mnli, qqp, sst2, siqa: anchored (nll_difference)" in shown
+    assert shown.count("all-gather") == shown.count("estimate from published peaks") == 2
+
+
 def test_both_spellings_give_the_same_plan(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     shared = {
         "job": JOBS[3],

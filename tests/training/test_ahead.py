@@ -70,7 +70,7 @@ def test_a_model_of_eight_billion_is_planned_without_making_it() -> None:
 
 
 def test_a_mesh_for_other_devices_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="topology/fsdp.*16 devices"):
+    with pytest.raises(ConfigError, match=r"topology/fsdp.*16 devices"):
         plan(16, "topology.fsdp=3")
 
 

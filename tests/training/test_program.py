@@ -19,11 +19,11 @@ PROGRAM = """HloModule jit_step, is_scheduled=true
 }
 
 %piece.1 (p: bf16[1,64]) -> bf16[8,64] {
-  ROOT %all-gather.1 = bf16[8,64]{1,0:T(8,128)(2,1)S(1)} all-gather(%p), channel_id=3, replica_groups=[1,8]<=[8], dimensions={0}
+  ROOT %all-gather.1 = bf16[8,64]{1,0:T(8,128)(2,1)S(1)} all-gather(%p), channel_id=3, replica_groups=[1,8]<=[8]
 }
 
 %piece.2 (p: bf16[1,64]) -> bf16[8,64] {
-  ROOT %all-gather.2 = bf16[8,64]{1,0} all-gather(%p), channel_id=3, replica_groups=[1,8]<=[8], dimensions={0}
+  ROOT %all-gather.2 = bf16[8,64]{1,0} all-gather(%p), channel_id=3, replica_groups=[1,8]<=[8]
 }
 
 %inner_condition (c: (s32[])) -> pred[] {
@@ -44,13 +44,13 @@ PROGRAM = """HloModule jit_step, is_scheduled=true
   ROOT %next.2 = (s32[]) tuple(%one)
 }
 
-%outer_condition (c: (s32[])) -> pred[] {
+%condition.1 (c: (s32[])) -> pred[] {
   ROOT %lt.2 = pred[] compare(%a, %b), direction=LT
 }
 
 ENTRY %main (p0: f32[16]) -> f32[16] {
-  %while.1 = (s32[]) while(%t), condition=%outer_condition, body=%outer_body, backend_config={"known_trip_count":{"n":"3"}}
-  %start = (f32[2,8]{1,0}, f32[16,8]{1,0}) all-gather-start(%p0), channel_id=20, replica_groups=mesh['data'=4,'fsdp'=2] {'fsdp'}, dimensions={0}
+  %while.1 = (s32[]) while(%t), condition=%condition.1, body=%outer_body, config={"known_trip_count":{"n":"3"}}
+  %start = (f32[2,8], f32[16,8]) all-gather-start(%p0), channel_id=20, replica_groups=mesh['a'=4,'b'=2] {'b'}
   %done = f32[16,8]{1,0} all-gather-done(%start)
   %alone = f32[16]{0} all-reduce(%p0), channel_id=21, replica_groups={{0},{1}}, to_apply=%add
   ROOT %sum = (f32[16]{0}, f32[4]{0}) all-reduce(%p0, %p1), channel_id=22, to_apply=%add
@@ -69,7 +69,8 @@ def test_collectives_count_with_their_loops_and_once_for_each_channel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "sent"), [("all-gather", 75.0), ("reduce-scatter", 75.0), ("all-reduce", 150.0), ("collective-permute", 100)]
+    ("kind", "sent"),
+    [("all-gather", 75.0), ("reduce-scatter", 75.0), ("all-reduce", 150.0), ("collective-permute", 100)],
 )
 def test_what_one_device_sends_in_a_ring(kind: str, sent: float) -> None:
     assert Collectives(kind, 1, 100, group=4).sent == sent

@@ -6,6 +6,10 @@ from typing import Any
 GIB = 2**30
 
 
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.2f} MiB"
+
+
 def chip_lines(plan: dict[str, Any]) -> Iterator[str]:
     """The plan of a step on a chip, as text."""
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
@@ -26,10 +30,10 @@ def chip_lines(plan: dict[str, Any]) -> Iterator[str]:
 
 def _memory(step: dict[str, Any], limit: int) -> Iterator[str]:
     memory = step["memory"]
-    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in memory.items() if name != "total")
+    parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items() if name != "total" and size)
     verdict = "fits" if step["fits"] else "DOES NOT FIT: lower training/per_device_batch_size, raise topology/fsdp"
-    total = "more" if memory["total"] > limit * 1e6 else f"{memory['total'] / GIB:.2f} GiB"
-    yield f"  memory        {total} a device{f' ({parts})' if parts else ''}: {verdict}"
+    total = "more than there is" if memory["total"] > 1e6 * limit else f"{_size(memory['total'])} a device"
+    yield f"  memory        {total}{f' ({parts})' if parts else ''}: {verdict}"
 
 
 def _collectives(step: dict[str, Any]) -> Iterator[str]:
@@ -39,8 +43,8 @@ def _collectives(step: dict[str, Any]) -> Iterator[str]:
         yield "  collectives   none"
     for part in step["collectives"]:
         yield (
-            f"  {part['kind']:<18} {part['count']:>7,} over {part['group']:>4} devices, "
-            f"{part['num_bytes'] / GIB:>9.3f} GiB in all, a device sends {part['sent'] / GIB:.3f}"
+            f"  {part['kind']:<18} {part['count']:>7,} over {part['group']:>4} devices, {_size(part['num_bytes'])} in "
+            f"all, a device sends {_size(part['sent'])}"
         )
 
 
