@@ -213,3 +213,27 @@ def test_any_chunk_size_gives_every_token_once(rows, length, chunk_tokens, seed)
     hidden, matrix = jnp.asarray(hidden, jnp.float32), jnp.asarray(matrix, jnp.float32)
     whole = token_nll(hidden, matrix, targets)
     np.testing.assert_allclose(token_nll(hidden, matrix, targets, chunk_tokens=chunk_tokens), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 7])
+@pytest.mark.parametrize("name", [None, "forward"])
+def test_a_tied_matrix_gives_the_same_and_is_not_copied_transposed(case, name, chunk_tokens) -> None:
+    def tied(hidden, embedding):
+        return token_loss(
+            hidden, embedding.T, case["targets"], case["ce_weights"], z_loss=Z_LOSS, beta=BETA, tied=True,
+            penalty=None if name is None else registry.penalties.get(name), chunk_tokens=chunk_tokens,
+            reference_hidden=case["reference_hidden"], reference_unembedding_DV=case["reference_matrix"],
+            penalty_weights=case["penalty_weights"],
+        )[0]  # fmt: skip
+
+    def untied(hidden, matrix):
+        return loss(case, hidden, matrix, name, z_loss=Z_LOSS, chunk_tokens=chunk_tokens)[0]
+
+    embedding = case["matrix"].T.copy()
+    value, (hidden_gradient, embedding_gradient) = jax.value_and_grad(tied, (0, 1))(case["hidden"], embedding)
+    expected, (hidden_expected, matrix_expected) = jax.value_and_grad(untied, (0, 1))(case["hidden"], case["matrix"])
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(hidden_gradient, hidden_expected, atol=1e-6)
+    np.testing.assert_allclose(embedding_gradient, matrix_expected.T, atol=1e-6)
+    compiled = jax.jit(jax.grad(tied, (0, 1))).lower(case["hidden"], embedding).compile().as_text()
+    assert f"f32[{D},{V}]{{1,0}} copy(" not in compiled

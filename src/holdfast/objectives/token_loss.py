@@ -36,6 +36,7 @@ class _Options(NamedTuple):
     z_loss: float
     penalty: TokenPenalty | None
     chunk_tokens: int | None
+    tied: bool
 
 
 class _Reference(NamedTuple):
@@ -73,6 +74,7 @@ def token_loss(
     reference_unembedding_DV: jax.Array | None = None,
     penalty_weights: jax.Array | None = None,
     chunk_tokens: int | None = None,
+    tied: bool = False,
 ) -> tuple[jax.Array, Aux]:
     """Σ w·nll + z_loss · Σ w·(log Z)² + beta · Σ p·penalty, and the three sums.
 
@@ -86,6 +88,7 @@ def token_loss(
         penalty: a token-level plug-in (static), with `beta` (may be traced) and the reference's states.
         penalty_weights: (…, T), as `ce_weights`; None, or a penalty on the loss's tokens: `ce_weights`.
         chunk_tokens: tokens whose logits exist at once; None: as many as 64 MB hold.
+        tied: the matrix is a transposed embedding; then no transposed copy of it or of its gradient is made.
     """
     rows = (-1, hidden.shape[-2])
     valid = targets >= 0
@@ -101,7 +104,7 @@ def token_loss(
         reference = _Reference(penalty_weights.astype(jnp.float32).reshape(rows), states_RTD)
         anchor = _Anchor(jnp.asarray(beta, jnp.float32), reference_unembedding_DV)
     tokens = _Tokens(jnp.where(valid, targets, 0).reshape(rows), ce_weights, reference)
-    options = _Options(z_loss, penalty, chunk_tokens)
+    options = _Options(z_loss, penalty, chunk_tokens, tied)
     return _loss(options, hidden.reshape(*rows, hidden.shape[-1]), unembedding_DV, tokens, anchor)
 
 
@@ -120,22 +123,28 @@ def _loss(
 def _loss_forward(
     options: _Options, hidden_RTD: jax.Array, unembedding_DV: jax.Array, tokens: _Tokens, anchor: _Anchor | None
 ) -> tuple[tuple[jax.Array, Aux], tuple[jax.Array, jax.Array]]:
+    # Turned back outside the loop over chunks, where that undoes what made it, and used turned inside: the products
+    # take either form as it lies in memory, and no transposed copy is made of the largest matrix of the model.
+    turn = (lambda matrix: matrix.swapaxes(-1, -2)) if options.tied else lambda matrix: matrix
+    stored = turn(unembedding_DV)
+
     def chunk(carry: Any, hidden_CD: jax.Array, part: _Tokens) -> tuple[Any, jax.Array]:
         total, matrix_gradient = carry
-        sums, logits_gradient = _chunk_loss(options, hidden_CD, unembedding_DV, part, anchor)
+        matrix_DV = turn(stored)
+        sums, logits_gradient = _chunk_loss(options, hidden_CD, matrix_DV, part, anchor)
         gradient_CV = logits_gradient().astype(hidden_CD.dtype)
-        hidden_gradient = gradient_CV @ unembedding_DV.astype(hidden_CD.dtype).T
-        matrix_gradient += _by_shard(hidden_CD, gradient_CV, shards)
+        hidden_gradient = gradient_CV @ matrix_DV.astype(hidden_CD.dtype).T
+        matrix_gradient += _by_shard(hidden_CD, gradient_CV, shards, options.tied)
         return (jax.tree.map(jnp.add, total, sums), matrix_gradient), hidden_gradient
 
     # Each shard of rows adds up its own chunks: summed over devices once, not once a chunk.
     shards = _row_shards(hidden_RTD.shape[0])
     zeros = logical(jnp.zeros((shards, *unembedding_DV.shape), jnp.float32), axes.BATCH, axes.ACTIVATION, axes.VOCAB)
     (sums, matrix_gradient), hidden_gradient = _over_chunks(
-        chunk, (_no_sums(), zeros), hidden_RTD, tokens, unembedding_DV.shape[1], options.chunk_tokens
+        chunk, (_no_sums(), turn(zeros)), hidden_RTD, tokens, unembedding_DV.shape[1], options.chunk_tokens
     )
     summed = matrix_gradient[0] if shards == 1 else matrix_gradient.sum(axis=0)
-    saved = (hidden_gradient, summed.astype(unembedding_DV.dtype))
+    saved = (hidden_gradient, turn(summed).astype(unembedding_DV.dtype))
     return (_total(options, anchor, sums), sums), saved
 
 
@@ -146,11 +155,15 @@ def _row_shards(rows: int) -> int:
     return shards if rows % shards == 0 else 1
 
 
-def _by_shard(hidden_CD: jax.Array, gradient_CV: jax.Array, shards: int) -> jax.Array:
-    """The unembedding's gradient of a chunk, (S, D, V): of each shard's tokens by itself."""
+def _by_shard(hidden_CD: jax.Array, gradient_CV: jax.Array, shards: int, tied: bool) -> jax.Array:
+    """The gradient of a chunk on the matrix as it is stored, (S, D, V) or (S, V, D): of each shard's tokens alone."""
     if shards == 1:
-        return jnp.dot(hidden_CD.T, gradient_CV, preferred_element_type=jnp.float32)[None]
+        pair = (gradient_CV.T, hidden_CD) if tied else (hidden_CD.T, gradient_CV)
+        return jnp.dot(*pair, preferred_element_type=jnp.float32)[None]
     hidden_SCD, gradient_SCV = (array.reshape(shards, -1, array.shape[-1]) for array in (hidden_CD, gradient_CV))
+    if tied:
+        summed = jnp.einsum("scv,scd->svd", gradient_SCV, hidden_SCD, preferred_element_type=jnp.float32)
+        return logical(summed, axes.BATCH, axes.VOCAB, axes.ACTIVATION)
     summed = jnp.einsum("scd,scv->sdv", hidden_SCD, gradient_SCV, preferred_element_type=jnp.float32)
     return logical(summed, axes.BATCH, axes.ACTIVATION, axes.VOCAB)
 
@@ -184,14 +197,19 @@ def _chunk_loss(
     options: _Options, hidden_CD: jax.Array, unembedding_DV: jax.Array, part: _Tokens, anchor: _Anchor | None
 ) -> tuple[Aux, Callable[[], jax.Array]]:
     """The sums of one chunk, and a function that gives their gradient on the logits, (C, V)."""
-    logp_CV, log_z_C = _log_probabilities(hidden_CD, unembedding_DV)
-    nll_C = -_pick(logp_CV, part.targets)
+    logits_CV = _logits(hidden_CD, unembedding_DV)
+    largest_C = logits_CV.max(axis=1)
+    # The barrier keeps one exponential a logit: fused into the sum and into the gradient it would be taken twice.
+    exp_CV = jax.lax.optimization_barrier(jnp.exp(logits_CV - largest_C[:, None]))
+    sum_C = exp_CV.sum(axis=1)
+    log_z_C = jnp.log(sum_C) + largest_C
+    nll_C = log_z_C - _pick(logits_CV, part.targets)
     weights_C = part.ce_weights
 
     def ce_gradient() -> jax.Array:
-        onehot_CV = jnp.arange(logp_CV.shape[1]) == part.targets[:, None]
+        onehot_CV = jnp.arange(logits_CV.shape[1]) == part.targets[:, None]
         policy_C = weights_C * (1 + 2 * options.z_loss * log_z_C) if options.z_loss else weights_C
-        return jnp.exp(logp_CV) * policy_C[:, None] - jnp.where(onehot_CV, weights_C[:, None], 0)
+        return exp_CV * (policy_C / sum_C)[:, None] - jnp.where(onehot_CV, weights_C[:, None], 0)
 
     sums = Aux((weights_C * nll_C).sum(), jnp.float32(0), (weights_C * jnp.square(log_z_C)).sum())
     if options.penalty is None:
@@ -199,6 +217,7 @@ def _chunk_loss(
     assert anchor is not None
     assert part.reference is not None
     penalty, reference = options.penalty, part.reference
+    logp_CV = logits_CV - log_z_C[:, None]
     reference_logp_CV, _ = _log_probabilities(reference.hidden, anchor.unembedding)
     value_C = penalty.value(logp_CV, reference_logp_CV, part.targets)
 
@@ -223,8 +242,12 @@ def _penalty_gradient(
     return derived
 
 
+def _logits(hidden_CD: jax.Array, unembedding_DV: jax.Array) -> jax.Array:
+    return jnp.dot(hidden_CD, unembedding_DV.astype(hidden_CD.dtype), preferred_element_type=jnp.float32)
+
+
 def _log_probabilities(hidden_CD: jax.Array, unembedding_DV: jax.Array) -> tuple[jax.Array, jax.Array]:
-    logits_CV = jnp.dot(hidden_CD, unembedding_DV.astype(hidden_CD.dtype), preferred_element_type=jnp.float32)
+    logits_CV = _logits(hidden_CD, unembedding_DV)
     log_z_C = jax.nn.logsumexp(logits_CV, axis=1)
     return logits_CV - log_z_C[:, None], log_z_C
 

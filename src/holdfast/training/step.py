@@ -111,7 +111,7 @@ def hidden_states(state: TrainState, params: Any, micro: Batch, key: jax.Array |
 def _micro_loss(params: Any, state: TrainState, micro: Batch, weights: Any, key: jax.Array, num_micro: int) -> Any:
     objective, penalty = state.objective, state.objective.penalty
     hidden = hidden_states(state, params, micro, key)
-    arguments: dict[str, Any] = {"z_loss": objective.z_loss}
+    arguments: dict[str, Any] = {"z_loss": objective.z_loss, "tied": objective.model.tie_embeddings}
     if isinstance(penalty, TokenPenalty):
         assert isinstance(state, KLDivergenceTrainState)
         assert state.reference is not None, "a stage with a penalty has a reference"
