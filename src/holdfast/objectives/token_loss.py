@@ -125,7 +125,9 @@ def _loss_forward(
 ) -> tuple[tuple[jax.Array, Aux], tuple[jax.Array, jax.Array]]:
     # Turned back outside the loop over chunks, where that undoes what made it, and used turned inside: the products
     # take either form as it lies in memory, and no transposed copy is made of the largest matrix of the model.
-    turn = (lambda matrix: matrix.swapaxes(-1, -2)) if options.tied else lambda matrix: matrix
+    def turn(matrix: jax.Array) -> jax.Array:
+        return matrix.swapaxes(-1, -2) if options.tied else matrix
+
     stored = turn(unembedding_DV)
 
     def chunk(carry: Any, hidden_CD: jax.Array, part: _Tokens) -> tuple[Any, jax.Array]:
@@ -200,7 +202,7 @@ def _chunk_loss(
     logits_CV = _logits(hidden_CD, unembedding_DV)
     largest_C = logits_CV.max(axis=1)
     # The barrier keeps one exponential a logit: fused into the sum and into the gradient it would be taken twice.
-    exp_CV = jax.lax.optimization_barrier(jnp.exp(logits_CV - largest_C[:, None]))
+    exp_CV: jax.Array = jax.lax.optimization_barrier(jnp.exp(logits_CV - largest_C[:, None]))
     sum_C = exp_CV.sum(axis=1)
     log_z_C = jnp.log(sum_C) + largest_C
     nll_C = log_z_C - _pick(logits_CV, part.targets)
