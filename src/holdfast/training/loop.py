@@ -51,9 +51,9 @@ def run(
         prepare_data(trainer)
         with processes.together():
             progress = resume.start(trainer, print if processes.is_first() else lambda _: None, parent)
-        if init_from is not None and int(trainer.state.step) == 0:
-            weights = resume.load_weights(trainer, named_checkpoint(init_from))
-            trainer.state = trainer.state.replace(params=weights)
+            if init_from is not None and int(trainer.state.step) == 0:
+                weights = resume.load_weights(trainer, named_checkpoint(init_from))
+                trainer.state = trainer.state.replace(params=weights)
         already_done = trainer.done
         if processes.is_first():
             truncate(trainer.spec.run_dir / FILE_NAME, progress.metrics_length)
