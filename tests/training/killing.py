@@ -84,14 +84,17 @@ def losses(run_dir: Path) -> dict[int, float]:
 
 READ_STATE = """
 import sys, numpy as np, orbax.checkpoint as ocp, jax
-tree = ocp.StandardCheckpointer().restore(sys.argv[1])
+reader = ocp.PyTreeCheckpointer()
+shapes = reader.metadata(sys.argv[1]).item_metadata.tree
+as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+tree = reader.restore(sys.argv[1], restore_args=as_numpy)
 flat = jax.tree_util.tree_flatten_with_path(tree)[0]
 np.savez(sys.argv[2], **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in flat})
 """
 
 
 def final_arrays(run_dir: Path, env: dict[str, str], target: Path) -> dict[str, "np.ndarray"]:
-    """Every array of the newest checkpoint, read in a process with the devices that wrote it."""
+    """Every array of the newest checkpoint, read without the devices that wrote it."""
     newest = max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
     state = run_dir / "checkpoints" / str(newest) / "state"
     subprocess.run([sys.executable, "-c", READ_STATE, str(state), str(target)], env=env, check=True)

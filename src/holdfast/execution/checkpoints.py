@@ -159,7 +159,8 @@ class CheckpointStore:
         together = ocp.options.MultiprocessingOptions()
         me = processes.index()
         by_itself = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
-        processes.barrier("checkpoints")
+        if not read_only:
+            processes.barrier("checkpoints")
         self._manager = ocp.CheckpointManager(
             self.folder,
             item_names=(STATE, MANIFEST),

@@ -20,6 +20,7 @@ from holdfast.errors import RunError, UserError
 HEARTBEAT_SECONDS = 45  # JAX ends all processes between half of this and this after one is gone
 ALIVE_SECONDS, ALIVE_PATIENCE = 4, 16  # ours, with a message, comes before
 AGREE_SECONDS = 300
+SAME_SECONDS = 3  # in which all processes meet the same error if it is not of one alone
 PREPARE_SECONDS = 7 * 24 * 3600
 LINKS = ("Gloo", "NCCL", "RCCL", "UNAVAILABLE", "coordination service")  # in errors of a network between processes
 SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
@@ -114,9 +115,9 @@ def joined(place: Membership | None) -> Iterator[None]:
     except EndedElsewhere as ended:
         _end(ended.code)
     except UserError as error:
-        _end(2, f"error: {error}")
+        _end(2, _said_once(f"error: {error}"))
     except RunError as error:
-        _end(1, f"failed: {error}")
+        _end(1, _said_once(f"failed: {error}"))
     except KeyboardInterrupt:
         _end(128 + signal.SIGINT, "stopped by SIGINT before the first step; the same command starts again")
     except BaseException as error:
@@ -168,6 +169,15 @@ def _end(code: int, message: str = "") -> NoReturn:
     os._exit(code)
 
 
+def _said_once(message: str) -> str:
+    """The message, unless the first process has failed with the same one and says it for all."""
+    try:
+        said = gather(message, SAME_SECONDS)
+    except RunError:  # the others have not failed, or are gone
+        return message if count() == 1 else f"{message} (process {index()})"
+    return "" if index() and said[0] == message else message
+
+
 @contextlib.contextmanager
 def _watched() -> Iterator[None]:
     """Notice within half a minute that another process is gone, and end with a message that names it."""
@@ -181,7 +191,7 @@ def _watched() -> Iterator[None]:
                 wait(key=f"alive-{number}", timeout_ms=ALIVE_PATIENCE * 1000)
             except Exception as error:
                 if not stopping.is_set():
-                    _end(1, f"failed: {_missing(str(error))}")
+                    _end(1, f"failed: {_missing(str(error), ALIVE_PATIENCE)}")
                 return
             if stopping.wait(ALIVE_SECONDS):
                 return
@@ -204,17 +214,17 @@ def _broken_link(error: BaseException) -> str | None:
     )
 
 
-def _missing(error: str) -> str:
+def _missing(error: str, seconds: int) -> str:
     """What to tell the user of a barrier that not all have reached.
 
-    >>> _missing("Barrier timed out. Some timed out task names:\\n1\\n3\\n")[:39]
+    >>> _missing("Barrier timed out. Some timed out task names:\\n1\\n3\\n", 16)[:39]
     'process 1, 3 has not answered for 16 s;'
     """
     _, _, tail = error.partition("task names:")
     numbers = list(itertools.takewhile(str.isdigit, tail.split()))
     who = f"process {', '.join(numbers)}" if numbers else "another process"
     return (
-        f"{who} has not answered for {ALIVE_PATIENCE} s; it has died or hangs (its own output may say why); "
+        f"{who} has not answered for {seconds} s; it has died or hangs (its own output may say why); "
         "the same command goes on from the newest checkpoint"
     )
 
@@ -248,7 +258,10 @@ def barrier(name: str, seconds: int = AGREE_SECONDS) -> None:
         return
     from orbax.checkpoint import multihost
 
-    multihost.get_barrier_sync_fn()(key=f"{name}-{next(_keys)}", timeout_ms=seconds * 1000)
+    try:
+        multihost.get_barrier_sync_fn()(key=f"{name}-{next(_keys)}", timeout_ms=seconds * 1000)
+    except Exception as error:  # the runtime's own, of a type that only JAX knows
+        raise RunError(_missing(str(error), seconds)) from error
 
 
 def gather(value: Any, seconds: int = AGREE_SECONDS) -> list[Any]:
@@ -289,7 +302,11 @@ def together(seconds: int = AGREE_SECONDS) -> Iterator[None]:
     except (UserError, RunError) as error:
         failure = error
     said = None if failure is None else [isinstance(failure, UserError), str(failure)]
-    for number, found in enumerate(gather(said, seconds)):
+    try:
+        heard = gather(said, seconds)
+    except RunError as missing:
+        raise failure or missing from None
+    for number, found in enumerate(heard):
         if found is None:
             continue
         if not is_first():

@@ -16,11 +16,17 @@ AXES = ("data", "fsdp", "tensor")
 
 @dataclass(frozen=True)
 class TopologyConfig:
-    """Sizes of the mesh axes."""
+    """Sizes of the mesh axes, and how long a step may take."""
 
     data: int = field("topology/data", default=-1, help="devices that each see other rows; -1 = the rest", ge=-1)
     fsdp: int = field("topology/fsdp", default=1, help="devices that share parameters and see other rows", ge=-1)
     tensor: int = field("topology/tensor", default=1, help="devices that share each layer's width", ge=-1)
+    step_timeout: int = field(
+        "topology/step_timeout",
+        default=1800,
+        help="seconds without a step after which a process ends, saying what it waited for; 0 = never",
+        ge=0,
+    )
 
 
 @dataclass(frozen=True)

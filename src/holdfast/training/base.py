@@ -27,7 +27,7 @@ from holdfast.training.agenda import Agenda, Intervals
 from holdfast.training.configs import BaseTrainerConfig
 from holdfast.training.curricula import curriculum_for
 from holdfast.training.data import RunData, load_data, validation_batches
-from holdfast.training.microbatch import check_batch
+from holdfast.training.microbatch import check_batch, rows_at_once
 from holdfast.training.settings import Settings
 from holdfast.training.state import Objective, TrainState
 
@@ -210,10 +210,9 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
     @functools.cached_property
     def batch_shape(self) -> tuple[int, int]:
         """(S, B): micro-batches of a step and rows of one."""
-        per_device = self.config.per_device_batch_size
-        if per_device < 0:
-            per_device = compiling.find_micro_batch(self)
-        rows = per_device * self.topology.num_row_shards
+        asked, shards = self.config.per_device_batch_size, self.topology.num_row_shards
+        found = rows_at_once(self.config.batch_size, asked, shards) if asked > 0 else compiling.find_micro_batch(self)
+        rows = found * shards
         return self.config.batch_size // rows, rows
 
     @property

@@ -3,7 +3,7 @@
 import contextlib
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -64,14 +64,18 @@ class Steps:
         # In-process collectives of several CPU devices deadlock when steps are dispatched ahead of each other.
         self._one_at_a_time = jax.default_backend() == "cpu" and self._mesh.devices.size > 1
 
-    def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Any, dict[str, Any]]:
-        """One optimizer step; the state that goes in is used up."""
+    def ready(self, state: TrainState, batch: Batch) -> Callable[[], tuple[TrainState, Any, dict[str, Any]]]:
+        """One optimizer step, compiled and to be called once: the state that goes in is used up."""
         key = self._fold(state.step)
         compiled = self._get("train", state, batch, key)
-        stepped: tuple[TrainState, Any, dict[str, Any]] = compiled(state, batch, key)
-        if self._one_at_a_time:
-            jax.block_until_ready(stepped)
-        return stepped
+
+        def train() -> tuple[TrainState, Any, dict[str, Any]]:
+            stepped: tuple[TrainState, Any, dict[str, Any]] = compiled(state, batch, key)
+            if self._one_at_a_time:
+                jax.block_until_ready(stepped)
+            return stepped
+
+        return train
 
     def validate(self, state: TrainState, batch: Batch) -> tuple[float, float]:
         """Sum of the NLL and number of tokens of a validation batch."""

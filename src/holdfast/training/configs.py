@@ -31,7 +31,7 @@ class BaseTrainerConfig:
     per_device_batch_size: int = field(
         "training/per_device_batch_size",
         default=-1,
-        help="rows per data x fsdp shard and micro-batch; -1 = the most that fits the memory",
+        help="rows per data x fsdp shard and micro-batch, at most; -1 = the most that fits the memory",
         ge=-1,
     )
     total_tokens: int = field("training/tokens", default=1_000_000_000, help="tokens to train on", ge=1)

@@ -20,6 +20,7 @@ from holdfast.errors import RunError
 from holdfast.execution import processes
 from holdfast.execution.checkpoints import CheckpointStore, named_checkpoint
 from holdfast.execution.files import run_lock, write_atomically
+from holdfast.execution.watchdog import Watchdog
 from holdfast.tracking import RunInfo, Tracker
 from holdfast.tracking.jsonl import FILE_NAME, JsonlSink, truncate
 from holdfast.training import compiling, measure, resume
@@ -50,9 +51,9 @@ def run(
         prepare_data(trainer)
         with processes.together():
             progress = resume.start(trainer, print if processes.is_first() else lambda _: None, parent)
-        if init_from is not None and int(trainer.state.step) == 0:
-            weights = resume.load_weights(trainer, named_checkpoint(init_from))
-            trainer.state = trainer.state.replace(params=weights)
+            if init_from is not None and int(trainer.state.step) == 0:
+                weights = resume.load_weights(trainer, named_checkpoint(init_from))
+                trainer.state = trainer.state.replace(params=weights)
         already_done = trainer.done
         if processes.is_first():
             truncate(trainer.spec.run_dir / FILE_NAME, progress.metrics_length)
@@ -63,7 +64,8 @@ def run(
         try:
             session = Session(trainer, tracker, store, progress, on_results)
             if not already_done:
-                session.train(Consent(asked))
+                with session.watchdog:
+                    session.train(Consent(asked))
             elif processes.is_first():
                 print(f"{trainer.spec.run_dir}: this run is finished ({trainer.stages.total_steps} steps)")
             store.wait()
@@ -144,6 +146,7 @@ class Session:
         self.steps = compiling.Steps(trainer)
         self.meter = measure.Meter(trainer, progress)
         self.clock = Clock()
+        self.watchdog = Watchdog(trainer.settings.topology.step_timeout, trainer.spec.run_dir)
         self.pending: tuple[int, Any, dict[str, Any]] | None = None
         self.saved_step = progress.saved_step
 
@@ -158,11 +161,12 @@ class Session:
         batches = prefetched(self.trainer.batches, start, self.trainer.settings.run.prefetch)
         for step in range(start, self.stages.total_steps):
             self.enter(step)
-            with self.clock.on("data"):
+            with self.clock.on("data"), self.watchdog.waiting(f"the rows of step {step + 1}"):
                 batch = compiling.place(next(batches), self.trainer.topology.mesh, self.trainer.batch_shape)
             self.advance(step, batch)
             self.duties(step + 1)
-            signal_number = consent.given()
+            with self.watchdog.waiting(f"the other processes after step {step + 1}"):
+                signal_number = consent.given()
             if signal_number:
                 self.settle()
                 self.checkpoint(step + 1, ())
@@ -222,7 +226,9 @@ class Session:
         compiled = self.steps.compile_seconds
         started = time.perf_counter()
         self.probe_penalty(step, batch)
-        self.trainer.state, loss, meta = self.steps.train(self.trainer.state, batch)
+        train = self.steps.ready(self.trainer.state, batch)
+        with self.watchdog.waiting(f"the devices of all processes at step {step + 1}"):
+            self.trainer.state, loss, meta = train()
         self.settle()
         self.pending = (step + 1, loss, meta)
         compile_seconds = self.steps.compile_seconds - compiled
@@ -251,7 +257,8 @@ class Session:
             return
         step, loss, meta = self.pending
         self.pending = None
-        values = compiling.host({"loss": loss, **meta})
+        with self.watchdog.waiting(f"the devices of all processes at step {step}"):
+            values = compiling.host({"loss": loss, **meta})
         in_a_row = int(values["skipped_in_a_row"])
         if self.agenda.records(step):
             self.log("train", step, self.train_record(step, values))

@@ -29,13 +29,24 @@ def check_batch(batch_size: int, per_device: int, num_row_shards: int) -> None:
         )
     if per_device == 0:
         raise ConfigError("training/per_device_batch_size", 0, "-1 or at least 1", "-1 finds the largest that fits")
-    if per_device > 0 and (batch_size // num_row_shards) % per_device:
+    if per_device > 0 and batch_size % per_device:
         raise ConfigError(
             "training/per_device_batch_size",
             per_device,
-            f"a divisor of {batch_size // num_row_shards}, the rows of a shard",
+            f"a divisor of training/batch_size = {batch_size}",
             "choose one of " + ", ".join(str(d) for d in divisors(batch_size // num_row_shards)),
         )
+
+
+def rows_at_once(batch_size: int, per_device: int, num_row_shards: int) -> int:
+    """Rows of a shard's micro-batch: those asked for, or fewer where a shard has fewer or they do not divide its rows.
+
+    So a run goes on when it comes back on another number of devices.
+
+    >>> rows_at_once(32, 8, 1), rows_at_once(32, 8, 8), rows_at_once(24, 4, 4)
+    (8, 4, 3)
+    """
+    return next(size for size in divisors(batch_size // num_row_shards) if size <= per_device)
 
 
 def divisors(number: int) -> list[int]:

@@ -157,7 +157,7 @@ def _measure(rehearsal: Rehearsal, steps: int) -> dict[str, float]:
 def _alone(rehearsal: Rehearsal, batch: Any) -> None:
     """The compiled step and nothing else."""
     trainer = rehearsal.trainer
-    trainer.state, _, _ = rehearsal.session.steps.train(trainer.state, batch)
+    trainer.state, _, _ = rehearsal.session.steps.ready(trainer.state, batch)()
     jax.block_until_ready(trainer.state)
     rehearsal.taken += 1
 
