@@ -3,6 +3,7 @@
 Nothing is pickled: the tasks run the `holdfast run` that the script shows.
 """
 
+import importlib.util
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ trap : TERM"""
 # An array's own number would name all its jobs, so a job of an array is named by its index too.
 AFTER = """\
 step=$!
+((timed_out)) && kill -USR1 "$step"
 until wait "$step"; ! kill -0 "$step" 2>/dev/null; do :; done
 wait "$step"
 code=$?
@@ -97,12 +99,9 @@ def sbatch_parameters(name: str, directory: Path, resources: Resources) -> dict[
 
 def written_by_submitit(folder: Path, command: str, parameters: dict[str, Any]) -> str:
     """The script that submitit writes for a command; without submitit a UserError says how to get it."""
-    try:
-        from submitit.slurm.slurm import SlurmExecutor
-    except ModuleNotFoundError as error:
-        if error.name != "submitit":
-            raise
-        raise UserError("submitting needs the package submitit: pip install 'holdfast[slurm]'") from None
+    if importlib.util.find_spec("submitit") is None:
+        raise UserError("submitting needs the package submitit: pip install 'holdfast[slurm]'")
+    from submitit import SlurmExecutor
 
     class Script(SlurmExecutor):
         """The executor as a writer of scripts alone: it needs no SLURM on this machine and submits nothing."""

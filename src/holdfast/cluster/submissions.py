@@ -100,6 +100,7 @@ def submit(request: Request) -> Submission:
     """Write a submission's folder and hand its script to SLURM; what SLURM refuses leaves nothing behind."""
     slurm.require("sbatch")
     refuse_twice(request)
+    preview(request)  # what cannot be written as a script is found before there is a folder
     folder = _new_folder(request)
     record = Submission(
         id=folder.name,
