@@ -86,9 +86,7 @@ def test_a_submission_leaves_its_config_script_and_record(user: User) -> None:
     assert f"holdfast run {folder / 'x.yaml'} " in (folder / "job.sh").read_text()
     (record,) = user.records()
     assert record["job"] == "42"
-    assert record["runs"] == [
-        {"name": "first", "folder": str(user.folder / "runs/general/default/first"), "overrides": []}
-    ]
+    assert record["runs"] == [{"name": "first", "folder": "general/default/first", "overrides": []}]
 
 
 @needs_submitit
@@ -165,7 +163,7 @@ def submitted(user: User, *names: str, job: str | None = "42", processes: int = 
     """A submission as `submit` leaves it."""
     folder = user.folder / "runs" / ".submissions" / "x-1"
     folder.mkdir(parents=True)
-    runs = [{"name": name, "folder": str(user.folder / "runs/general/x" / name), "overrides": []} for name in names]
+    runs = [{"name": name, "folder": f"general/x/{name}", "overrides": []} for name in names]
     record = {"id": "x-1", "job": job, "submitted": "2026-01-01T00:00:00+00:00", "config": "x.yaml", "runs": runs}
     (folder / "submission.json").write_text(json.dumps({**record, "processes": processes}))
     return folder

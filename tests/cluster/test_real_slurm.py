@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.extra]
 pytest.importorskip("submitit", reason="submitit is not installed (pip install 'holdfast[slurm]')")
 
 HERE = Path(__file__).parent
-STEPS = 240
 CONFIG = """
 job: continual/train/abcd_kl
 stages:
@@ -134,8 +133,8 @@ def test_a_run_that_is_pushed_out_is_queued_again_and_ends_the_same(
 ) -> None:
     """At once in the one partition; in the other SLURM gives a grace time, in which the job itself must be quick."""
     cluster.holdfast("submit", "tiny.yaml", "--time", "10", "--tasks-per-node", "1", "--cpus-per-task", "2",
-                     "--partition", partition, seconds=0.05)  # fmt: skip
-    cluster.until(lambda: killing.last_step(cluster.run_dir()) >= 20)
+                     "--partition", partition, seconds=0.5)  # fmt: skip
+    cluster.until(lambda: killing.last_step(cluster.run_dir()) >= 5)
     urgent = ["sbatch", "--partition=urgent", "--cpus-per-task=2", "--output=/dev/null", "--wrap", "sleep 1"]
     subprocess.run(urgent, check=True, capture_output=True)
     cluster.until(cluster.ended)
@@ -149,8 +148,8 @@ def test_a_run_that_is_pushed_out_is_queued_again_and_ends_the_same(
 def test_a_run_whose_time_is_over_is_queued_again_and_ends_the_same(
     cluster: Cluster, unbroken: Path, env: dict[str, str]
 ) -> None:
-    """SLURM counts limits in minutes and looks at them twice a minute: the signal comes after 10 to 40 seconds."""
-    cluster.holdfast("submit", "tiny.yaml", "--time", "1", "--grace", "50", seconds=0.25)
+    """SLURM counts limits in minutes and looks at them twice a minute: the signal comes after 30 to 60 seconds."""
+    cluster.holdfast("submit", "tiny.yaml", "--time", "1", "--grace", "30", seconds=0.5)
     cluster.until(cluster.ended)
     cluster.assert_finished(restarts=1)
     assert "stopped by SIGUSR1 at step" in cluster.holdfast("queue", "logs")
@@ -170,7 +169,7 @@ def test_a_sweep_is_an_array_whose_runs_compare_groups(cluster: Cluster) -> None
 
 
 def test_a_cancelled_run_saves_and_stays_away(cluster: Cluster) -> None:
-    cluster.holdfast("submit", "tiny.yaml", "--time", "10", seconds=0.2)
+    cluster.holdfast("submit", "tiny.yaml", "--time", "10", seconds=0.5)
     cluster.until(lambda: killing.last_step(cluster.run_dir()) >= 3)
     assert "RUNNING" in cluster.holdfast("queue", "status")
     cluster.holdfast("queue", "cancel", "tiny-1")

@@ -23,7 +23,7 @@ def status(
     Example: holdfast queue status
     """
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from holdfast.cluster import queue, slurm
     from holdfast.cluster.submissions import find, submissions
@@ -33,7 +33,7 @@ def status(
     if not chosen:
         console.print(f"{out}: nothing was submitted here; `holdfast submit CONFIG` does")
         return
-    table = Table("submission", "job", "state", "elapsed", "restarts", "steps", "run")
+    table = Table("submission", "job", "state", "elapsed", "restarts", "steps", Column("run", overflow="fold"))
     for submission in chosen:
         for index, line in enumerate(queue.lines(submission)):
             if only in (None, index):

@@ -105,7 +105,7 @@ def make_request(
         config=config.absolute(),
         command=[sys.executable, "-m", "holdfast", *loaded, "run"],
         arguments=[*shared, *places, *starts],
-        runs=[SubmittedRun(run.name, str(out / project / group / run.name), run.overrides) for run in runs],
+        runs=[SubmittedRun(run.name, f"{project}/{group}/{run.name}", run.overrides) for run in runs],
         resources=resources,
     )
 
@@ -137,11 +137,11 @@ def check_run(config: Path, overrides: list[str], resources: Resources) -> None:
 def tell(submission: "Submission", request: "Request") -> None:
     """What was submitted, and how to look after it."""
     count = len(submission.runs)
-    runs = f"{count} runs" if count > 1 else submission.runs[0].folder
+    runs = f"{count} runs" if count > 1 else str(submission.run_dir(0))
     print(f"{submission.id}: job {submission.job}, {runs}, processes of a run: {submission.processes}")
     print(f"script and logs: {submission.folder}")
     print(f"holdfast queue status {submission.id} --out {request.out}")
     if count > 1:
-        print(f"holdfast compare '{Path(submission.runs[0].folder).parent}/*'")
+        print(f"holdfast compare '{submission.run_dir(0).parent}/*'")
     if request.out.is_relative_to(tempfile.gettempdir()):
         print(f"note: {request.out} is a temporary folder; other machines of a cluster do not see it", file=sys.stderr)

@@ -35,7 +35,7 @@ def lines(submission: Submission) -> list[Line]:
 def line(submission: Submission, index: int, told: slurm.JobState | None) -> Line:
     """The state of one run."""
     run = submission.runs[index]
-    seen = status(Path(run.folder), run.name)
+    seen = status(submission.run_dir(index), run.name)
     if submission.job is None:
         state, reason = "not submitted", "cut off before SLURM answered"
     elif told is not None:

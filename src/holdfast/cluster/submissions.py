@@ -20,7 +20,7 @@ FOLDER, RECORD, SCRIPT = ".submissions", "submission.json", "job.sh"
 
 @dataclass(frozen=True)
 class SubmittedRun:
-    """One run of a submission."""
+    """One run of a submission; its folder is that below the folder of all runs."""
 
     name: str
     folder: str
@@ -49,6 +49,10 @@ class Submission:
     def is_array(self) -> bool:
         """Whether SLURM knows the runs by an index."""
         return len(self.runs) > 1
+
+    def run_dir(self, index: int) -> Path:
+        """The folder of a run."""
+        return self.folder.parents[1] / self.runs[index].folder
 
     def job_of(self, index: int) -> str:
         """SLURM's name of the job of a run."""
@@ -116,9 +120,11 @@ def submit(request: Request) -> Submission:
         write_atomically(folder / SCRIPT, request.script(folder))
         _write(record)
         record = dataclasses.replace(record, job=slurm.submit(folder / SCRIPT))
-    except (slurm.RefusedError, OSError):
+    except (slurm.RefusedError, OSError) as error:
         # Only then: where SLURM may have taken the job, its config and script must stay.
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _unwritable(folder, error) from None
         raise
     _write(record)
     return record
@@ -133,7 +139,7 @@ def refuse_twice(request: Request) -> None:
         for index in shared:
             if index in states and states[index].live:
                 raise UserError(
-                    f"{each.runs[index].folder}: submitted already as {each.id} ({states[index].state}); "
+                    f"{each.run_dir(index)}: submitted already as {each.id} ({states[index].state}); "
                     f"`holdfast queue cancel {each.id}`, or choose another --name"
                 )
 
@@ -153,9 +159,13 @@ def _new_folder(request: Request) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from None
+            raise _unwritable(folder, error) from None
         return folder
     raise AssertionError("names do not end")
+
+
+def _unwritable(folder: Path, error: OSError) -> UserError:
+    return UserError(f"{folder}: cannot be written ({error.strerror}); choose another --out")
 
 
 def _write(record: Submission) -> None:
