@@ -5,11 +5,11 @@ from typing import Annotated, Optional
 
 import typer
 
+from holdfast.cli.options import Out
 from holdfast.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="Look after runs that were submitted: status, logs, cancel.")
 
-Out = Annotated[Path, typer.Option("--out", help="Folder of all runs.")]
 WHAT = "A submission, SLURM's number of a job, or the name of a run"
 
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, List, Optional
 
 import typer
 
+from holdfast.cli.options import Config, InitFrom, Name, Out, Overrides, Parent, Project
 from holdfast.cluster.resources import Resources
 from holdfast.cluster.sweep import Member, members
-from holdfast.errors import UserError
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from holdfast.cluster.submissions import Request, Submission
 
 Number = Optional[int]
@@ -21,11 +23,11 @@ Text = Optional[str]
 
 def submit_command(
     context: typer.Context,
-    config: Annotated[Path, typer.Argument(help="YAML config file.")],
+    config: Config,
     time: Annotated[
         str, typer.Option("--time", help="Limit of one start; the run goes on in the next: 2:00:00, 1-12.")
     ],
-    overrides: Annotated[Optional[List[str]], typer.Argument(help="path=value …, such as training.seed=1")] = None,
+    overrides: Overrides = None,
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines.")] = 1,
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=0, help="GPUs of each machine.")] = 0,
     tasks_per_node: Annotated[Number, typer.Option(min=1, help="Processes of a machine; one for each GPU.")] = None,
@@ -41,12 +43,12 @@ def submit_command(
     array: Annotated[Optional[List[str]], typer.Option(help="path=value,value,…: a sweep; repeatable.")] = None,
     parallel: Annotated[Number, typer.Option(min=1, help="Runs of a sweep at the same time, at most.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script; submit nothing.")] = False,
-    name: Annotated[Text, typer.Option("--name", help="Name of the run; the config's file name.")] = None,
-    project: Annotated[str, typer.Option("--project", help="Folder above the group.")] = "general",
+    name: Name = None,
+    project: Project = "general",
     group: Annotated[Text, typer.Option("--group", help="Folder above the run; a sweep's is its name.")] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of all runs.")] = Path("runs"),
-    parent: Annotated[Text, typer.Option("--from", help="RUN@CHECKPOINT whose past the run shares.")] = None,
-    init_from: Annotated[Text, typer.Option("--init-from", help="RUN[@CHECKPOINT] whose weights it takes.")] = None,
+    out: Out = Path("runs"),
+    parent: Parent = None,
+    init_from: InitFrom = None,
 ) -> None:
     """Submit a run to SLURM: it is queued again when its time is over or when it is pushed out, and then goes on.
 
@@ -86,14 +88,15 @@ def make_request(
     init_from: str | None,
 ) -> "Request":
     """A submission whose runs were all checked as `run` would check them."""
+    from holdfast.cli.configs import read_run
     from holdfast.cluster.submissions import Request, SubmittedRun
-    from holdfast.execution.names import check_name
+    from holdfast.execution.checkpoints import named_checkpoint
 
-    for value, option in ((title, "--name"), (project, "--project"), (group, "--group")):
-        check_name(value, option)
-    check_sources(parent, init_from)
     for run in runs:
-        check_run(config, [*shared, *run.overrides], resources)
+        resolved = read_run(config, [*shared, *run.overrides], run.name, project, group, parent, init_from)
+        check_mesh(resolved.cfg, resources)
+    for source in filter(None, (parent, init_from)):
+        named_checkpoint(source)  # must be there now, not only when the queue gets to the run
     loaded = [part for module in plugins for part in ("--plugin", module)]
     places = ["--project", project, "--group", group, "--out", str(out)]
     starts = [
@@ -110,28 +113,13 @@ def make_request(
     )
 
 
-def check_sources(parent: str | None, init_from: str | None) -> None:
-    """The checkpoints that runs start from must be there now, not only when the queue gets to them."""
-    from holdfast.execution.checkpoints import named_checkpoint
-
-    if parent and init_from:
-        raise UserError("--from and --init-from: choose one, a shared past or the weights alone")
-    for source in (parent, init_from):
-        if source:
-            named_checkpoint(source)
-
-
-def check_run(config: Path, overrides: list[str], resources: Resources) -> None:
-    """Find mistakes in a run's options before it waits in a queue; the mesh is checked where GPUs are asked for."""
-    from holdfast.cli.configs import read_config
+def check_mesh(cfg: "DictConfig", resources: Resources) -> None:
+    """Refuse a mesh that does not fit the GPUs that are asked for, before it waits in a queue."""
     from holdfast.config import configure
     from holdfast.execution.topology import TopologyConfig, axis_sizes
-    from holdfast.training.check import checked
 
-    resolved = read_config(config, overrides)
-    checked(resolved.job, resolved.cfg)
     if resources.gpus_per_node:
-        axis_sizes(configure(TopologyConfig, resolved.cfg), resources.nodes * resources.gpus_per_node)
+        axis_sizes(configure(TopologyConfig, cfg), resources.nodes * resources.gpus_per_node)
 
 
 def tell(submission: "Submission", request: "Request") -> None:

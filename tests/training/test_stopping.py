@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from holdfast.training.loop import interrupts
+from holdfast.training.stopping import interrupts
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
