@@ -38,7 +38,7 @@ $(STAMPS)/test: pyproject.toml constraints.txt | $(STAMPS)/venv
 $(STAMPS)/extras: pyproject.toml constraints.txt | $(STAMPS)/venv
 	@echo "Installing Holdfast with its optional packages, for the tests that need them ..."
 	@$(PIP_INSTALL) -e '.[test]'
-	@$(PIP_INSTALL) torch==2.13.0 && $(PIP_INSTALL) -e '.[test,hf,harness,wandb,tensorboard]' || \
+	@$(PIP_INSTALL) torch==2.13.0 && $(PIP_INSTALL) -e '.[test,hf,harness,wandb,tensorboard,slurm]' || \
 		echo "some optional packages cannot be installed here; tests that need them skip"
 	@$(PIP_INSTALL) -e '.[tpu]' || echo "libtpu cannot be installed here; tests that need it skip"
 	@touch $@ $(STAMPS)/test $(STAMPS)/core

@@ -19,7 +19,7 @@ LAYERS = [
     {"config", "conversion", "registry", "execution"},
     {"curriculum", "data", "models", "objectives", "optim", "evaluation", "tracking"},
     {"training"},
-    {"report", "results", "cli", "quick", "__main__"},
+    {"report", "results", "cluster", "cli", "quick", "__main__"},
 ]
 # One file each, registered by name: `training` asks the registry for them.
 PLUGINS = ("data/sources", "evaluation/tasks", "tracking/sinks")

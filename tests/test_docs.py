@@ -87,6 +87,32 @@ def test_yaml_can_be_read(page: Path) -> None:
             assert isinstance(yaml.safe_load(block), dict)
 
 
+def test_the_manifest_for_kubernetes_is_what_jax_asks_for() -> None:
+    """JAX's detection: an Indexed Job whose pods have a headless service as subdomain and may read the job."""
+    with (ROOT / "examples" / "kubernetes.yaml").open(encoding="utf-8") as file:
+        parts = {part["kind"]: part for part in yaml.safe_load_all(file)}
+    job, pod = parts["Job"]["spec"], parts["Job"]["spec"]["template"]["spec"]
+    service = parts["Service"]
+    assert job["completionMode"] == "Indexed"
+    assert job["completions"] == job["parallelism"] > 1
+    assert pod["restartPolicy"] == "Never"  # what a podFailurePolicy asks for
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"] == {"job-name": parts["Job"]["metadata"]["name"]}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert pod["serviceAccountName"] == parts["ServiceAccount"]["metadata"]["name"]
+    assert parts["RoleBinding"]["subjects"] == [{"kind": "ServiceAccount", "name": pod["serviceAccountName"]}]
+    assert parts["RoleBinding"]["roleRef"]["name"] == parts["Role"]["metadata"]["name"]
+    allowed = {name: set(rule["verbs"]) for rule in parts["Role"]["rules"] for name in rule["resources"]}
+    assert all(allowed[name] >= {"get", "list"} for name in ("pods", "services", "jobs"))
+    (container,) = pod["containers"]
+    assert {
+        rule["onExitCodes"]["containerName"] for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule
+    } == {container["name"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert container["command"][:2] == ["holdfast", "run"]
+
+
 def run_script(script: str, folder: Path) -> str:
     """Run a shell script from a folder that looks like the root of the repository; returns what it printed."""
     (folder / "examples").symlink_to(ROOT / "examples")

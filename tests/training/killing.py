@@ -68,17 +68,21 @@ def kill_at_random(config: Path, out: Path, env: dict[str, str], times: int, see
     return killed
 
 
+def records(run_dir: Path) -> list[dict[str, Any]]:
+    """All records of a run, in order."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
 def train_records(run_dir: Path) -> list[dict[str, Any]]:
     """The records of all training steps, in order."""
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["kind"] == "train"]
+    return [record for record in records(run_dir) if record["kind"] == "train"]
 
 
 def losses(run_dir: Path) -> dict[int, float]:
     """Training loss of every recorded step, each once."""
-    records = train_records(run_dir)
-    found = {record["step"]: record["loss"] for record in records}
-    assert len(found) == len(records), "a step was recorded twice"
+    steps = train_records(run_dir)
+    found = {record["step"]: record["loss"] for record in steps}
+    assert len(found) == len(steps), "a step was recorded twice"
     return found
 
 

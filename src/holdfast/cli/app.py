@@ -22,9 +22,11 @@ from holdfast.cli.launch import launch_command
 from holdfast.cli.plan import plan_command
 from holdfast.cli.prepare import prepare_command
 from holdfast.cli.profile import profile_command
+from holdfast.cli.queue import app as queue_app
 from holdfast.cli.report import report_command
 from holdfast.cli.run import run_command
 from holdfast.cli.show import show_command
+from holdfast.cli.submit import submit_command
 from holdfast.cli.tokenizer import app as tokenizer_app
 from holdfast.errors import RunError, UserError
 
@@ -58,6 +60,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": run_command,
     "profile": profile_command,
     "launch": launch_command,
+    "submit": submit_command,
     "checkpoints": checkpoints_command,
     "show": show_command,
     "eval": eval_command,
@@ -72,6 +75,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 for name, command in COMMANDS.items():
     app.command(name)(command)
+app.add_typer(queue_app, name="queue")
 app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 

@@ -21,14 +21,17 @@ class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for 
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Signals that ask the run to stop, as they arrive; the second one ends the process at once."""
+    """Signals that ask the run to stop, as they arrive; a second Ctrl-C ends the process at once.
+
+    SIGUSR1 is what a scheduler sends before the time is over. Schedulers also send SIGTERM twice within milliseconds,
+    so that one means nothing more the second time: who does not want to wait for the checkpoint has SIGKILL.
+    """
     asked: list[int] = []
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
     def handle(number: int, _frame: FrameType | None) -> None:
         asked.append(number)
-        for known, handler in previous.items():
-            signal.signal(known, signal.SIG_DFL if known == number else handler)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     try:
         for number in previous:
