@@ -24,7 +24,8 @@ from holdfast.report.compare import compare, render
 from holdfast.report.run_files import open_run
 from holdfast.training import average, resume
 from holdfast.training.average import Averager, interpolate
-from holdfast.training.export import checkpoint_params, export_run
+from holdfast.training.export import export_run
+from holdfast.training.weights import checkpoint_params
 from training.tiny import CONTINUAL, trainer
 
 JOB = "continual/train/abcd_kl"
@@ -138,7 +139,7 @@ def test_a_saved_average_is_a_run(
         averager.save(0.25, saved, "0.25")
     weights = averager.weights(0.5)
     info = named_checkpoint(str(saved))
-    assert trees_equal(checkpoint_params(info, averager.trainer.model_spec), weights)
+    assert trees_equal(checkpoint_params(info, averager.trainer.model_spec, averager.trainer.topology.mesh), weights)
     expected = {
         task: {name: result.measures[name] for name in SCORES} for task, result in averager.results(0.5).items()
     }

@@ -62,7 +62,7 @@ def _evaluate(trainer: Any, names: list[str] | None) -> "dict[str, TaskResult]":
     from holdfast.training.measure import chosen_evaluator
     from holdfast.training.state import KLDivergenceTrainState
 
-    reference = trainer.state.reference if isinstance(trainer.state, KLDivergenceTrainState) else None
+    reference = trainer.state.reference_params() if isinstance(trainer.state, KLDivergenceTrainState) else None
     return chosen_evaluator(trainer, names).evaluate(trainer.state.params, reference)
 
 

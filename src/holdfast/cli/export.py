@@ -13,6 +13,9 @@ def export_command(
         Optional[str],
         typer.Option("--family", help="llama, mistral, qwen2, qwen3, gpt2 or gpt_neox; by itself if it can."),
     ] = None,
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="The adapters alone, as peft loads them, instead of a merged model.")
+    ] = False,
 ) -> None:
     """Write a model as `transformers.AutoModelForCausalLM.from_pretrained(OUT)` loads it, with a model card.
 
@@ -20,5 +23,6 @@ def export_command(
     """
     from holdfast.training.export import export_run
 
-    done = export_run(run, out, family)
-    print(f"{out}: {done.family}, {done.spec.num_parameters():,} parameters of step {done.step:,}")
+    done = export_run(run, out, family, adapters=adapters)
+    what = "adapters of a model with " if adapters else ""
+    print(f"{out}: {done.family}, {what}{done.spec.num_parameters():,} parameters of step {done.step:,}")

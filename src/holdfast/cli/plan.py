@@ -69,9 +69,11 @@ def plan_command(
 
 def show(plan: dict[str, Any], console: Console) -> None:
     """The plan as tables and a picture."""
+    trained = plan["trained_parameters"]
+    part = f" ({trained:,} trained)" if trained != plan["parameters"] else ""
     console.print(
         f"{plan['job']}: {plan['total_steps']:,} steps of {plan['tokens_per_step']:,} tokens; "
-        f"{plan['parameters']:,} parameters; {plan['total_flops']:.3g} floating point operations; "
+        f"{plan['parameters']:,} parameters{part}; {plan['total_flops']:.3g} floating point operations; "
         f"about {plan['estimated_memory']['total'] / 2**30:.2f} GiB for a micro-batch of "
         f"{plan['estimated_memory']['micro_batch_rows']} rows"
     )

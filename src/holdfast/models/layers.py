@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from holdfast.models import axes
 from holdfast.models.config import ModelSpec
+from holdfast.models.names import LORA_IN, LORA_OUT, LORA_SCALE
 
 INIT_STD = 0.02
 
@@ -61,10 +62,21 @@ class Dense(nn.Module):
         dtype = jnp.dtype(self.spec.dtype)
         shape = (x.shape[-1], self.features)
         kernel = parameter(self, "kernel", nn.initializers.normal(self.std), shape, self.names)
-        y_NF = x.reshape(-1, x.shape[-1]).astype(dtype) @ gathered(kernel.astype(dtype), *self.names)
+        x_NI = x.reshape(-1, x.shape[-1]).astype(dtype)
+        y_NF = x_NI @ gathered(kernel.astype(dtype), *self.names)
+        if self.has_variable("params", LORA_IN):
+            inward, outward, scale = self._adapter(dtype)
+            y_NF += (x_NI @ inward) @ outward * scale
         if self.use_bias:
             y_NF += parameter(self, "bias", nn.initializers.zeros, shape[1:], (axes.NORM,)).astype(dtype)
         return y_NF.reshape(*x.shape[:-1], self.features)
+
+    def _adapter(self, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The adapter that `models/lora.py` put beside the kernel: (in, r), (r, out), scale."""
+        inward, outward, scale = (
+            jnp.asarray(self.get_variable("params", name), dtype) for name in (LORA_IN, LORA_OUT, LORA_SCALE)
+        )
+        return gathered(inward, self.names[0], axes.NORM), gathered(outward, axes.NORM, self.names[1]), scale
 
 
 class Embedding(nn.Module):

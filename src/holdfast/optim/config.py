@@ -1,10 +1,27 @@
 """The options that every optimizer and schedule shares."""
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import List, Optional
 
 from holdfast import registry
 from holdfast.config import field
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters: the weights of the base stay as they are, and small matrices beside them are trained."""
+
+    rank: int = field(
+        "optimization/lora/rank", default=0, ge=0, help="rank of low-rank adapters on a frozen base; 0: train the model"
+    )
+    alpha: float = field(
+        "optimization/lora/alpha", default=16.0, gt=0, help="adapters are scaled by alpha / rank when they are added"
+    )
+    targets: List[str] = field(
+        "optimization/lora/targets",
+        default_factory=list,
+        help="projections with adapters: q, k, v, o, up, gate, down, or globs over names; empty: all of them",
+    )
 
 
 @dataclass(frozen=True)
@@ -22,6 +39,12 @@ class OptimConfig:
     final_lr_ratio: float = field(
         "optimization/final_lr_ratio", default=0.1, ge=0, le=1, help="learning rate after decay, as a share of lr"
     )
+    freeze: List[str] = field(
+        "optimization/freeze",
+        default_factory=list,
+        help="parameters that stay as they are: globs over names, such as embed*, layers/mlp, layers/0-3/*",
+    )
+    lora: LoraConfig = LoraConfig()
 
     def __post_init__(self) -> None:
         if self.optimizer is not None:

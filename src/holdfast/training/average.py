@@ -28,6 +28,7 @@ from holdfast.training.agenda import Measurement
 from holdfast.training.runs import OpenRun, open_run
 from holdfast.training.settings import Settings
 from holdfast.training.state import shardings_of
+from holdfast.training.weights import run_dir_of
 
 MEASURES = ("accuracy", "nll", "bits_per_byte")
 
@@ -174,6 +175,7 @@ class Averager:
             stages = self.trainer.stages.stages[:last]
             write_json(made / measure.RESULTS, meter.results(stages, finished=True, average=average))
             manifest = {**info.manifest, "tags": ["final"], "points": meter.progress.points}
+            manifest.pop("base", None)  # adapters are in these weights already
             store = CheckpointStore(made / "checkpoints")
             try:
                 store.save(info.step, {"params": weights}, {**manifest, resume.WEIGHTS_ALONE: average})
@@ -202,11 +204,6 @@ class Averager:
             for point in self.infos[1].manifest["points"]
             if (point["row"] or 0) <= past and point["row"] is not None
         ]
-
-
-def run_dir_of(info: CheckpointInfo) -> Path:
-    """The folder of the run that a checkpoint is of."""
-    return info.path.parent.parent
 
 
 def default_folder(first: str, second: str) -> Path:

@@ -57,6 +57,7 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
         self.config: C = self.settings.trainer
         drawn = blueprint.draw(self.settings, self.curriculum(self.settings))
         self.stages, self.tokenizer, self.model_spec = drawn.curriculum, drawn.tokenizer, drawn.model
+        self.trainable = drawn.trainable
         check_batch(self.config.batch_size, self.config.per_device_batch_size, self.topology.num_row_shards)
         check_divisible(self.model_spec, self.topology.sizes)
         self.state: TrainState = self._initial_state()
@@ -179,6 +180,7 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
             optimizer=build_optimizer(choice, self.settings.optim, plugin),
             schedule=self.learning_rate,
             z_loss=self.settings.run.z_loss,
+            trainable=self.trainable,
         )
         return {False: plain, True: plain.penalised(names, self.settings.penalty.target)}
 

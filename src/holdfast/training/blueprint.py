@@ -16,6 +16,7 @@ from holdfast.models.config import ModelSpec, resolve
 from holdfast.models.pretrained import tokenizer_for
 from holdfast.training.configs import BaseTrainerConfig
 from holdfast.training.settings import Settings
+from holdfast.training.trainable import Trainable, trainable_for
 
 C = TypeVar("C", bound=BaseTrainerConfig)
 
@@ -28,6 +29,7 @@ class Blueprint(Generic[C]):
     curriculum: Curriculum
     tokenizer: Tokenizer
     model: ModelSpec
+    trainable: Trainable | None  # the part of the model that is trained, None where that is all of it
 
 
 def draw(settings: Settings[C], curriculum: Curriculum) -> Blueprint[C]:
@@ -45,7 +47,8 @@ def draw(settings: Settings[C], curriculum: Curriculum) -> Blueprint[C]:
     # A pretrained model has the vocabulary that it has; ours is rounded up.
     vocab_size = tokenizer.vocab_size if architecture.source else model_vocab_size(tokenizer)
     model = resolve(architecture, block_size=curriculum.block_size, vocab_size=vocab_size)
-    return Blueprint(settings, curriculum, tokenizer, model)
+    trainable = trainable_for(settings.optim.freeze, settings.optim.lora, model)
+    return Blueprint(settings, curriculum, tokenizer, model, trainable)
 
 
 def _check_places(settings: Settings[C]) -> None:

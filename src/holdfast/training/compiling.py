@@ -16,7 +16,7 @@ from holdfast.models.attention import lowering_for
 from holdfast.models.axes import BATCH_AXES
 from holdfast.training import build
 from holdfast.training.microbatch import device_limit, largest_fitting, needed_bytes, refused_bytes
-from holdfast.training.state import KLDivergenceTrainState, TrainState, shardings_of
+from holdfast.training.state import KLDivergenceTrainState, TrainState, adapters_of, shardings_of
 
 if TYPE_CHECKING:
     from holdfast.training.base import BaseTrainer
@@ -84,8 +84,9 @@ class Steps:
 
     def _get(self, kind: str, *arguments: Any) -> Any:
         state, batch = arguments[:2]
-        has_reference = isinstance(state, KLDivergenceTrainState) and state.reference is not None
-        key = (kind, state.objective, has_reference, batch.x.shape)
+        # What a reference holds beside adapters can change from one stage to the next.
+        reference = state.reference if isinstance(state, KLDivergenceTrainState) else None
+        key = (kind, state.objective, jax.tree.structure(reference), batch.x.shape)
         if key not in self._compiled:
             started = time.perf_counter()
             lowered = lower_train if kind == "train" else lower_val
@@ -145,7 +146,8 @@ def abstract_state(trainer: "BaseTrainer[Any, Any]") -> TrainState:
     state = trainer.state
     penalised = [index for index, stage in enumerate(trainer.stages.stages) if stage.beta > 0]
     if penalised:
-        state = state.replace(objective=trainer.objective_at(penalised[0]), reference=state.params)
+        reference = state.params if state.base is None else adapters_of(state.params)
+        state = state.replace(objective=trainer.objective_at(penalised[0]), reference=reference)
     shapes: TrainState = jax.tree.map(build.abstract, state)
     return shapes
 

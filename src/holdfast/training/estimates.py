@@ -40,9 +40,9 @@ def memory(trainer: Any, state: TrainState, per_device: int) -> dict[str, int]:
     inner = (6 * spec.n_embd + (3 if spec.gated else 2) * spec.n_ff + 2 * spec.n_head * spec.head_dim) // split
     layer = (2 * spec.n_embd + inner) * tokens * width
     kept = spec.n_layers * spec.n_embd * tokens * width + layer if spec.remat else spec.n_layers * layer
-    gradients = shard_bytes(state.params)
+    gradients = shard_bytes(_trained(state))
     micro = trainer.config.batch_size // (per_device * trainer.topology.num_row_shards)
-    arrays = {name: value for name, value in state.arrays().items() if name != "reference"}
+    arrays = {name: value for name, value in state.arrays().items() if name != "reference"} | {"params": state.params}
     heads, length = spec.n_head // split, trainer.config.block_size
     unembedding = spec.n_embd * spec.vocab_size // split
     return {
@@ -65,21 +65,28 @@ def collectives(trainer: Any, state: TrainState, per_device: int) -> list[Collec
     width = np.dtype(spec.dtype).itemsize
     micro = trainer.config.batch_size // (per_device * trainer.topology.num_row_shards)
     anchored = state.objective.penalty is not None
-    leaves = len(jax.tree.leaves(state.params))
+    leaves, trained = len(jax.tree.leaves(state.params)), _trained(state)
+    summed = micro * len(jax.tree.leaves(trained))
     found = []
     if sizes["fsdp"] > 1:
         uses = micro * (3 if anchored else 2)  # forward, backward, and the reference's forward
         found.append(Collectives("all-gather", uses * leaves, uses * _gathered(trainer, width), sizes["fsdp"]))
-        whole = shard_bytes(state.params) * sizes["fsdp"]
-        found.append(Collectives("reduce-scatter", micro * leaves, micro * whole, sizes["fsdp"]))
+        whole = shard_bytes(trained) * sizes["fsdp"]
+        found.append(Collectives("reduce-scatter", summed, micro * whole, sizes["fsdp"]))
     if sizes["data"] > 1:
-        found.append(Collectives("all-reduce", micro * leaves, micro * shard_bytes(state.params), sizes["data"]))
+        found.append(Collectives("all-reduce", summed, micro * shard_bytes(trained), sizes["data"]))
     if sizes["tensor"] > 1:
         passes = 2 + spec.remat + anchored
         sums = micro * passes * 2 * spec.n_layers
         row_bytes = per_device * trainer.config.block_size * spec.n_embd * width
         found.append(Collectives("all-reduce", sums, sums * row_bytes, sizes["tensor"]))
     return found
+
+
+def _trained(state: TrainState) -> Any:
+    """The parameters that have gradients; an array of which some layers are frozen counts whole."""
+    trainable = state.objective.trainable
+    return state.params if trainable is None else trainable.whole(state.params)
 
 
 def _gathered(trainer: Any, width: int) -> int:

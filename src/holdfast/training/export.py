@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from holdfast.data.tokenizers import load_tokenizer
-from holdfast.execution.checkpoints import CheckpointInfo, CheckpointStore, named_checkpoint
+from holdfast.data.tokenizers import Tokenizer, load_tokenizer
+from holdfast.errors import UserError
+from holdfast.execution.checkpoints import CheckpointInfo, named_checkpoint
 from holdfast.models.config import ModelSpec
 from holdfast.models.pretrained import abstract_params, family_for, save_pretrained
 from holdfast.models.pretrained.card import run_card
 from holdfast.models.pretrained.convert import local_mesh
 from holdfast.models.pretrained.write import check_free
+from holdfast.training.trainable import leaves_of
+from holdfast.training.weights import abstract_adapters, checkpoint_params, read_arrays
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,12 @@ class Exported:
     step: int
 
 
-def export_run(run: str, folder: Path, family: str | None = None) -> Exported:
-    """Write the model of `RUN[@CHECKPOINT]` with its tokenizer and a model card.
+def export_run(run: str, folder: Path, family: str | None = None, *, adapters: bool = False) -> Exported:
+    """Write the model of `RUN[@CHECKPOINT]` with its tokenizer and a model card; adapters are merged.
 
     Args:
         family: as which it is written; None takes the first that can express it.
+        adapters: write them alone, as the `peft` library reads them.
     """
     check_free(folder)
     info = named_checkpoint(run)
@@ -36,14 +39,24 @@ def export_run(run: str, folder: Path, family: str | None = None) -> Exported:
     name = run.partition("@")[2] or "latest"
     card = run_card(run_dir, name, info.manifest, chosen, spec)
     tokenizer = load_tokenizer(run_dir / "tokenizer")
-    save_pretrained(checkpoint_params(info, spec), spec, folder, tokenizer, family=chosen, card=card)
+    if adapters:
+        _save_adapters(info, spec, folder, tokenizer, chosen, card)
+        return Exported(chosen, spec, info.step)
+    params = checkpoint_params(info, spec, local_mesh())
+    save_pretrained(params, spec, folder, tokenizer, family=chosen, card=card)
     return Exported(chosen, spec, info.step)
 
 
-def checkpoint_params(info: CheckpointInfo, spec: ModelSpec) -> Any:
-    """The parameters of a checkpoint in host memory."""
-    store = CheckpointStore(info.path.parent, read_only=True)
-    try:
-        return store.restore_part(info.step, {"params": abstract_params(spec, local_mesh())})["params"]
-    finally:
-        store.close()
+def _save_adapters(
+    info: CheckpointInfo, spec: ModelSpec, folder: Path, tokenizer: Tokenizer, family: str, card: str
+) -> None:
+    from holdfast.models.pretrained.peft import save_adapters
+
+    config, base = info.manifest["config"], info.manifest.get("base")
+    if base is None:
+        raise UserError(f"{info.path}: it has no adapters: it was trained without optimization/lora/rank")
+    target = abstract_adapters(info, spec, abstract_params(spec, local_mesh()))
+    found = leaves_of(read_arrays(info, {"params": target})["params"])
+    alpha, source = config["optimization/lora/alpha"], base["from"] or config.get("architecture/from") or ""
+    card = card.replace("library_name: transformers", "library_name: peft", 1)
+    save_adapters(found, spec, folder, tokenizer, alpha=alpha, family=family, base=source, card=card)

@@ -18,6 +18,7 @@ from holdfast.optim import build_optimizer, learning_rates
 from holdfast.training.base import schedule_for
 from holdfast.training.blueprint import Blueprint
 from holdfast.training.microbatch import check_batch
+from holdfast.training.trainable import leaves_of, tree_of
 
 SKEW = 2.0  # a source whose share of the loss is off its rate by more than this factor is warned about
 
@@ -186,24 +187,33 @@ def rows_by_name(plan: DataPlan, counts: "np.ndarray[Any, Any]") -> dict[str, li
 def cost(job: str, drawn: Blueprint[Any]) -> dict[str, Any]:
     """Parameters, operations and memory; memory is estimated from shapes, nothing is compiled."""
     import jax
+    from flax import linen as nn
 
     from holdfast.models.decoder import Decoder
 
     spec, curriculum, config = drawn.model, drawn.curriculum, drawn.settings.trainer
     key = jax.eval_shape(lambda: jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((1, 1), np.int32)
-    params = jax.eval_shape(Decoder(spec).init, key, tokens)["params"]
+    params = nn.meta.unbox(jax.eval_shape(Decoder(spec).init, key, tokens)["params"])
     optimizer = build_optimizer(registry.jobs.get(job).optimizer(), drawn.settings.optim)
-    state = jax.eval_shape(optimizer.init, params)
+    trained, reference = params, params
+    if drawn.trainable is not None:
+        trainable = drawn.trainable
+        adapters = trainable.lora.shapes(spec) if trainable.lora else {}
+        shapes = {path: jax.ShapeDtypeStruct(shape, np.float32) for path, shape in adapters.items()}
+        params = tree_of({**leaves_of(params), **shapes})
+        trained = jax.eval_shape(trainable.part, params)
+        reference = shapes if trainable.lora else params
+    state = jax.eval_shape(optimizer.init, trained)
     needs_reference = curriculum.needs_reference(0)
     rows = config.per_device_batch_size if config.per_device_batch_size > 0 else config.batch_size
     width = 4 if spec.dtype == "float32" else 2
     per_token = spec.n_layers * (10 * spec.n_embd + 3 * spec.n_ff) + 4 * spec.n_embd
     memory = {
         "parameters": _bytes(params),
-        "gradients": _bytes(params),
+        "gradients": _bytes(trained),
         "optimizer": _bytes(state),
-        "reference": _bytes(params) if needs_reference else 0,
+        "reference": _bytes(reference) if needs_reference else 0,
         "activations": rows * curriculum.block_size * per_token * width,
     }
     flops = spec.flops_per_token()
@@ -214,6 +224,7 @@ def cost(job: str, drawn: Blueprint[Any]) -> dict[str, Any]:
     total = curriculum.tokens_per_step * (curriculum.total_steps * flops + penalised * forward)
     return {
         "parameters": spec.num_parameters(),
+        "trained_parameters": drawn.trainable.num_trained(spec) if drawn.trainable else spec.num_parameters(),
         "flops_per_token": flops,
         "total_flops": total,
         "estimated_memory": {**memory, "total": sum(memory.values()), "micro_batch_rows": rows},

@@ -52,8 +52,7 @@ def run(
         with processes.together():
             progress = resume.start(trainer, print if processes.is_first() else lambda _: None, parent)
             if init_from is not None and int(trainer.state.step) == 0:
-                weights = resume.load_weights(trainer, named_checkpoint(init_from))
-                trainer.state = trainer.state.replace(params=weights)
+                resume.init_from(trainer, init_from)
         already_done = trainer.done
         if processes.is_first():
             truncate(trainer.spec.run_dir / FILE_NAME, progress.metrics_length)
@@ -178,8 +177,10 @@ class Session:
         trainer = self.trainer
         num_micro, rows = trainer.batch_shape
         per_device = rows // trainer.topology.num_row_shards
+        trainable = trainer.trainable
+        trained = f" ({trainable.num_trained(trainer.model_spec):,} trained)" if trainable else ""
         self.tracker.message(
-            f"{trainer.spec.run_dir}: {trainer.model_spec.num_parameters():,} parameters, "
+            f"{trainer.spec.run_dir}: {trainer.model_spec.num_parameters():,} parameters{trained}, "
             f"{self.stages.total_steps} steps of {self.stages.tokens_per_step:,} tokens, "
             f"{num_micro} x {per_device} rows on each of {trainer.topology.num_row_shards} shards"
         )
@@ -199,7 +200,7 @@ class Session:
         if step == 0 and stages.initial_reference:
             assert isinstance(trainer.state, KLDivergenceTrainState)
             source = named_checkpoint(str(trainer.settings.penalty.reference_from))
-            trainer.state = trainer.state.replace(reference=resume.load_weights(trainer, source))
+            trainer.state = trainer.state.anchored(resume.load_weights(trainer, source))
         if takes:
             assert isinstance(trainer.state, KLDivergenceTrainState)
             trainer.state = trainer.state.snapshot()

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.curriculum import Curriculum
 from holdfast.data.plan import DataPlan
 from holdfast.errors import UserError
+from holdfast.training.trainable import OPTIONS
 
 # Options that never touch what has been trained so far.
 FREE = (
@@ -97,13 +98,16 @@ def _differences(path: str, old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     return {} if old == new else {path: (old, new)}
 
 
-def check_resume(manifest: Mapping[str, Any], flat: Mapping[str, Any], plan: DataPlan) -> list[str]:
+def check_resume(
+    manifest: Mapping[str, Any], flat: Mapping[str, Any], plan: DataPlan, *, branch: bool = False
+) -> list[str]:
     """Refuse a configuration with another past; otherwise say in lines what differs.
 
     Args:
         manifest: of the checkpoint to go on from.
         flat: the configuration as path -> value.
         plan: the new data plan.
+        branch: a new run goes on from another's checkpoint; it may train other parts of the model.
     """
     step = manifest["step"]
     changed = differences(manifest["config"], flat)
@@ -111,7 +115,7 @@ def check_resume(manifest: Mapping[str, Any], flat: Mapping[str, Any], plan: Dat
     no_penalty_yet = not any(entry[0] == "stage" and entry[2] > 0 for entry in past_of(plan.curriculum, step))
     refused = []
     for path, (old, new) in changed.items():
-        if path.startswith(FREE):
+        if path.startswith(FREE) or (branch and path.startswith(OPTIONS)):
             continue
         planned = path.startswith(PLANNED) and same_past
         penalty = path.startswith(PENALTY) and no_penalty_yet

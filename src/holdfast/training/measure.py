@@ -74,7 +74,7 @@ class Meter:
         """Evaluate on everything, or for a probe on small fixed sets; returns the record."""
         assert self.evaluator is not None, "an agenda without evaluation measures nothing"
         state = self.trainer.state
-        reference = state.reference if isinstance(state, KLDivergenceTrainState) else None
+        reference = state.reference_params() if isinstance(state, KLDivergenceTrainState) else None
         if measurement is None:
             results = self.evaluator.probe(state.params, reference)
         else:

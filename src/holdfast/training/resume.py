@@ -20,9 +20,11 @@ from holdfast.execution.checkpoints import (
     set_aside,
 )
 from holdfast.execution.files import write_atomically
-from holdfast.training import build
+from holdfast.training import build, weights
 from holdfast.training.jobs import config_classes
 from holdfast.training.manifest import check_resume, differences, facts
+from holdfast.training.state import KLDivergenceTrainState, TrainState
+from holdfast.training.trainable import OPTIONS
 
 if TYPE_CHECKING:
     from holdfast.training.base import BaseTrainer
@@ -55,6 +57,7 @@ def manifest_of(
         "config": flat_config(trainer),
         "model": dataclasses.asdict(trainer.model_spec),
         "tokenizer": trainer.tokenizer.fingerprint,
+        **weights.base_facts(trainer.state),
         **facts(trainer.plan, step),
         "per_device_batch_size": trainer.batch_shape[1] // trainer.topology.num_row_shards,
         "mesh": dict(trainer.topology.sizes),
@@ -77,40 +80,68 @@ def trainer_classes(trainer: "BaseTrainer[Any, Any]") -> list[type]:
 
 def load(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:
     """Give a trainer the state of a checkpoint whose model is the same."""
-    check_model(trainer, info)
-    step = info.step
-    stage = trainer.stages.stage_at(max(step - 1, 0))
-    target = build.restore_target(trainer.state, reference=trainer.stages.has_reference(step))
+    state, reference = _beginning(trainer, info)
     store = CheckpointStore(info.path.parent, read_only=True)
     try:
-        arrays = store.restore(step, target)
+        arrays = store.restore(info.step, build.restore_target(state, reference))
     finally:
         store.close()
-    trainer.state = build.with_arrays(trainer.state, arrays).replace(objective=trainer.objective_at(stage))
+    stage = trainer.stages.stage_at(max(info.step - 1, 0))
+    trainer.state = build.with_arrays(state, arrays, reference).replace(objective=trainer.objective_at(stage))
 
 
 def look(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:
     """Give a trainer the weights of a checkpoint, and the reference where it holds one; not the optimizer's state."""
+    if WEIGHTS_ALONE in info.manifest:
+        trainer.state = trainer.state.replace(params=load_weights(trainer, info), base=None)
+        return
+    state, reference = _beginning(trainer, info)
+    target = build.restore_target(state, reference)
+    part = {name: array for name, array in target.items() if name in ("params", "reference")}
+    trainer.state = build.with_arrays(state, weights.read_arrays(info, part), reference)
+
+
+def _beginning(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> tuple[TrainState, str | None]:
+    """The state that a checkpoint's arrays go into, and what they hold of a reference."""
     check_model(trainer, info)
-    reference = WEIGHTS_ALONE not in info.manifest and trainer.stages.has_reference(info.step)
-    target = build.restore_target(trainer.state, reference=reference)
-    part = {name: target[name] for name in ("params", "reference") if name in target}
-    store = CheckpointStore(info.path.parent, read_only=True)
-    try:
-        trainer.state = trainer.state.replace(**store.restore_part(info.step, part))
-    finally:
-        store.close()
+    seed = trainer.settings.run.seed_of("init")
+    state = weights.with_base(trainer.state, info, trainer.topology.mesh, trainer.spec.run_dir, seed)
+    reference = None
+    if trainer.stages.has_reference(info.step):
+        reference = "all" if state.base is None else info.manifest["base"]["reference"]
+    return state, reference
 
 
 def load_weights(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> Any:
-    """The parameters of a checkpoint alone, placed as the trainer's."""
+    """The parameters of a checkpoint alone, placed as the trainer's, adapters added to their kernels."""
     check_model(trainer, info)
-    params = build.restore_target(trainer.state, reference=False)["params"]
-    store = CheckpointStore(info.path.parent, read_only=True)
-    try:
-        return store.restore_part(info.step, {"params": params})["params"]
-    finally:
-        store.close()
+    return weights.checkpoint_params(info, trainer.model_spec, trainer.topology.mesh)
+
+
+def init_from(trainer: "BaseTrainer[Any, Any]", name: str) -> None:
+    """Give a trainer that has not begun the weights of `RUN[@CHECKPOINT]`."""
+    info = named_checkpoint(name)
+    source = weights.source_name(info, trainer.spec.run_dir)
+    seed = trainer.settings.run.seed_of("init")
+    trainer.state = build.begun(trainer.state, load_weights(trainer, info), seed, source)
+
+
+def adopt(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:
+    """Give a branch that trains other parts than its parent the parent's weights, reference and counts.
+
+    Its adapters and its optimizer start fresh.
+    """
+    counts = {name: array for name, array in trainer.state.arrays().items() if isinstance(array, jax.Array)}
+    arrays = weights.read_arrays(info, jax.tree.map(build.abstract, counts))
+    source = weights.source_name(info, trainer.spec.run_dir)
+    seed = trainer.settings.run.seed_of("init")
+    state = build.begun(trainer.state.replace(**arrays), load_weights(trainer, info), seed, source)
+    if trainer.stages.has_reference(info.step):
+        assert isinstance(state, KLDivergenceTrainState)
+        mesh = trainer.topology.mesh
+        state = state.anchored(weights.checkpoint_params(info, trainer.model_spec, mesh, "reference"))
+    stage = trainer.stages.stage_at(max(info.step - 1, 0))
+    trainer.state = state.replace(objective=trainer.objective_at(stage))
 
 
 def check_model(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:
@@ -153,9 +184,11 @@ def start(trainer: "BaseTrainer[Any, Any]", say: Any, parent: str | None = None)
                 "be trained on; start a new run from it with --init-from"
             )
         reuse_micro_batch(trainer, info)
-        for line in check_resume(info.manifest, flat_config(trainer), trainer.plan):
+        lines = check_resume(info.manifest, flat_config(trainer), trainer.plan, branch=not own)
+        for line in lines:
             say(f"changed since the checkpoint: {line}")
-        reason = _load_reason(trainer, info)
+        take = adopt if any(line.startswith(OPTIONS) for line in lines) else load
+        reason = _load_reason(take, trainer, info)
         if reason is not None:
             if not own:
                 raise UserError(
@@ -192,11 +225,11 @@ def _own_checkpoints(trainer: "BaseTrainer[Any, Any]") -> list[CheckpointInfo]:
     return [found[step] for step in steps]
 
 
-def _load_reason(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> str | None:
-    """Load a checkpoint in all processes; where one cannot read it, why."""
+def _load_reason(take: Any, trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> str | None:
+    """Load a checkpoint in all processes, by `load` or `adopt`; where one cannot read it, why."""
     reason = None
     try:
-        load(trainer, info)
+        take(trainer, info)
     except UserError:
         raise
     except Exception as error:  # a broken checkpoint raises whatever its broken file raises

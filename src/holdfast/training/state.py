@@ -13,7 +13,10 @@ from flax.training import train_state
 from holdfast import registry
 from holdfast.curriculum import Stage
 from holdfast.models.config import ModelSpec
+from holdfast.models.lora import fingerprint
+from holdfast.models.names import is_adapter
 from holdfast.optim import Optimizer, Schedule
+from holdfast.training.trainable import Lora, Trainable, leaves_of, tree_of
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Objective:
         z_loss: weight of the squared log-normaliser.
         penalty: the registered penalty, None where the stage has none (no reference forward is compiled then).
         target: KL budget in nats per token, None where beta is fixed.
+        trainable: the part of the parameters that is trained, None where that is all of them.
     """
 
     model: ModelSpec
@@ -34,6 +38,20 @@ class Objective:
     z_loss: float = 0.0
     penalty: Any = None
     target: float | None = None
+    trainable: Trainable | None = None
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters, if it is they that are trained."""
+        return self.trainable.lora if self.trainable else None
+
+    def trained(self, params: Any) -> Any:
+        """The part of the parameters that gradients and optimizer state exist for."""
+        return params if self.trainable is None else self.trainable.part(params)
+
+    def completed(self, params: Any, trained: Any) -> Any:
+        """All parameters, with a trained part in the place of theirs."""
+        return trained if self.trainable is None else self.trainable.completed(params, trained)
 
     def penalised(self, names: tuple[str, ...], target: float | None) -> "Objective":
         """The same objective with a registered penalty, if one is named."""
@@ -43,18 +61,34 @@ class Objective:
         return dataclasses.replace(self, penalty=registry.penalties.get(names[0]), target=target)
 
 
+@dataclass(frozen=True)
+class Base:
+    """The frozen weights that adapters belong to, which checkpoints do not hold.
+
+    Args:
+        fingerprint: of their values.
+        source: the checkpoint they come from, `RUN@STEP` relative to the run's folder; None: from the run's options.
+        step: at which the adapters were made, when they changed nothing.
+    """
+
+    fingerprint: str
+    source: str | None = None
+    step: int = 0
+
+
 class TrainState(train_state.TrainState):
     """Parameters, optimizer state and counts of skipped updates."""
 
     skipped: jax.Array  # updates skipped in all, because loss or gradient was not finite
     skipped_in_a_row: jax.Array
     objective: Objective = struct.field(pytree_node=False)
+    base: Base | None = struct.field(pytree_node=False)  # what the adapters belong to, if there are any
 
     def arrays(self) -> dict[str, Any]:
         """The arrays that a checkpoint holds; what is static is derived from the config and the step."""
         return {
             "step": self.step,
-            "params": self.params,
+            "params": self.params if self.base is None else adapters_of(self.params),
             "opt_state": self.opt_state,
             "skipped": self.skipped,
             "skipped_in_a_row": self.skipped_in_a_row,
@@ -64,8 +98,11 @@ class TrainState(train_state.TrainState):
         """The state at the start of a stage."""
         state = self.replace(objective=objective)
         if stage.reset_optimizer:
-            fresh = jax.jit(objective.optimizer.init, out_shardings=shardings_of(self.opt_state))(self.params)
-            state = state.replace(opt_state=fresh)
+            fresh = jax.jit(
+                lambda params: objective.optimizer.init(objective.trained(params)),
+                out_shardings=shardings_of(self.opt_state),
+            )
+            state = state.replace(opt_state=fresh(self.params))
         assert isinstance(state, type(self))
         return state
 
@@ -74,12 +111,20 @@ class KLDivergenceTrainState(TrainState):
     """Train state carrying a frozen reference-policy snapshot and KL weight."""
 
     beta: jax.Array  # weight of the penalty; a KL budget moves it
-    reference: Any = None  # frozen parameters, None while no stage needs them
+    # Frozen parameters, None while no stage needs them. Beside adapters what the reference has other than the base:
+    # nothing, other adapters, or other weights in all.
+    reference: Any = None
 
     def arrays(self) -> dict[str, Any]:
         """The arrays that a checkpoint holds."""
         held = {**super().arrays(), "beta": self.beta}
-        return held if self.reference is None else {**held, "reference": self.reference}
+        return {**held, "reference": self.reference} if self.reference else held
+
+    def reference_params(self) -> Any:
+        """The parameters of the reference in full, None where there is none."""
+        if self.reference is None or self.base is None:
+            return self.reference
+        return overlaid(without_adapters(self.params), self.reference)
 
     def entered(self, stage: Stage, objective: Objective) -> Self:
         """The state at the start of a stage, with that stage's beta."""
@@ -87,8 +132,34 @@ class KLDivergenceTrainState(TrainState):
         return super().entered(stage, objective).replace(beta=beta)
 
     def snapshot(self) -> Self:
-        """The state with its present parameters as the reference, an exact copy with the same sharding."""
-        return self.replace(reference=copied(self.params))
+        """The state with its present parameters as the reference, an exact copy with the same sharding.
+
+        Beside adapters only those are copied, and nothing where they are new: the base itself is the reference.
+        """
+        if self.base is None:
+            return self.replace(reference=copied(self.params))
+        fresh = int(self.step) == self.base.step
+        return self.replace(reference={} if fresh else copied(adapters_of(self.params)))
+
+    def anchored(self, weights: Any) -> Self:
+        """The state with other weights, without adapters, as the reference; those of the base are not held twice."""
+        same = self.base is not None and fingerprint(leaves_of(weights)) == self.base.fingerprint
+        return self.replace(reference={} if same else weights)
+
+
+def adapters_of(params: Any) -> Any:
+    """The adapters of a tree of parameters."""
+    return tree_of({path: leaf for path, leaf in leaves_of(params).items() if is_adapter(path)})
+
+
+def without_adapters(params: Any) -> Any:
+    """The base of a tree of parameters."""
+    return tree_of({path: leaf for path, leaf in leaves_of(params).items() if not is_adapter(path)})
+
+
+def overlaid(params: Any, part: Any) -> Any:
+    """A tree of parameters with the leaves of another in it."""
+    return tree_of({**leaves_of(params), **leaves_of(part)})
 
 
 def shardings_of(tree: Any) -> Any:

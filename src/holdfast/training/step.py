@@ -12,9 +12,11 @@ import optax
 from holdfast.data.batches import Batch
 from holdfast.evaluation.scoring import Sums, batch_sums
 from holdfast.models.decoder import unembedding
+from holdfast.models.lora import merged
 from holdfast.objectives import ParameterPenalty, TokenPenalty
 from holdfast.objectives.token_loss import token_loss
 from holdfast.training.state import KLDivergenceTrainState, TrainState
+from holdfast.training.trainable import leaves_of, tree_of
 
 # A KL budget moves log(beta) by at most this much a step, so that one odd batch cannot throw it off.
 BUDGET_RATE = 0.05
@@ -29,8 +31,9 @@ def train_step(
     (loss, parts), gradients = accumulated(_micro_loss, state, batch, key)
     norm = optax.global_norm(gradients)
     learning_rate = state.objective.schedule(state.step)
-    updates, opt_state = state.objective.optimizer.update(gradients, state.opt_state, state.params, learning_rate)
-    params = optax.apply_updates(state.params, updates)
+    trained = state.objective.trained(state.params)
+    updates, opt_state = state.objective.optimizer.update(gradients, state.opt_state, trained, learning_rate)
+    params = optax.apply_updates(trained, updates)
 
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
@@ -40,7 +43,7 @@ def train_step(
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
     stepped = state.replace(
         step=state.step + 1,
-        params=keep(params, state.params),
+        params=state.objective.completed(state.params, keep(params, trained)),
         opt_state=keep(opt_state, state.opt_state),
         skipped=state.skipped + (1 - finite.astype(jnp.int32)),
         skipped_in_a_row=in_a_row,
@@ -63,8 +66,10 @@ def accumulated(loss_fn: Any, state: TrainState, batch: Batch, key: jax.Array) -
     weights, num_micro = token_weights(state, batch), batch.x.shape[0]
     gradient = jax.value_and_grad(loss_fn, has_aux=True)
 
+    trained = state.objective.trained(state.params)
+
     def one(index: Any, micro: Batch, weight: Any) -> Any:
-        return gradient(state.params, state, micro, weight, jax.random.fold_in(key, index), num_micro)
+        return gradient(trained, state, micro, weight, jax.random.fold_in(key, index), num_micro)
 
     first = one(0, *jax.tree.map(lambda leaf: leaf[0], (batch, weights)))
     if num_micro == 1:
@@ -108,14 +113,15 @@ def hidden_states(state: TrainState, params: Any, micro: Batch, key: jax.Array |
     return states
 
 
-def _micro_loss(params: Any, state: TrainState, micro: Batch, weights: Any, key: jax.Array, num_micro: int) -> Any:
+def _micro_loss(trained: Any, state: TrainState, micro: Batch, weights: Any, key: jax.Array, num_micro: int) -> Any:
     objective, penalty = state.objective, state.objective.penalty
+    params = objective.completed(state.params, trained)
     hidden = hidden_states(state, params, micro, key)
     arguments: dict[str, Any] = {"z_loss": objective.z_loss, "tied": objective.model.tie_embeddings}
     if isinstance(penalty, TokenPenalty):
         assert isinstance(state, KLDivergenceTrainState)
         assert state.reference is not None, "a stage with a penalty has a reference"
-        reference = jax.lax.stop_gradient(state.reference)
+        reference = jax.lax.stop_gradient(state.reference_params())
         arguments |= {
             "penalty": penalty,
             "beta": state.beta,
@@ -128,9 +134,14 @@ def _micro_loss(params: Any, state: TrainState, micro: Batch, weights: Any, key:
     if isinstance(penalty, ParameterPenalty):
         assert isinstance(state, KLDivergenceTrainState)
         # A distance between parameters belongs to the step, not to a row: each micro-batch brings an equal part.
-        value = penalty.value(params, state.reference) / num_micro
+        value = penalty.value(plain(state, params), plain(state, state.reference_params())) / num_micro
         total = total + state.beta * value
     return total, {"ce": aux.ce, "penalty": value}
+
+
+def plain(state: TrainState, params: Any) -> Any:
+    """Parameters whose adapters, if there are any, are added to their kernels."""
+    return params if state.base is None else tree_of(merged(leaves_of(params)))
 
 
 def next_beta(state: KLDivergenceTrainState, measured: jax.Array, finite: jax.Array) -> jax.Array:
