@@ -21,7 +21,7 @@ from holdfast.training.average import Averager
 from holdfast.training.export import export_run
 from holdfast.training.runs import open_run
 from holdfast.training.state import without_adapters
-from holdfast.training.step import _micro_loss, accumulated
+from holdfast.training.step import _micro_loss, accumulated, train_step
 from holdfast.training.trainable import leaves_of
 from training import killing, tiny
 
@@ -99,11 +99,11 @@ def test_a_reference_from_the_first_step_is_the_base_without_a_copy(tmp_path: Pa
     session.enter(0)
     assert trainer.state.reference == {}
     assert_equal(trainer.state.reference_params(), without_adapters(trainer.state.params))
-    batch = trainer.batch()
-    first = session.steps.train(trainer.state, batch)
-    assert float(first[2]["penalty"]) == pytest.approx(0, abs=1e-6)
-    second = session.steps.train(first[0], batch)
-    assert float(second[2]["penalty"]) > 0
+    stepping, batch = jax.jit(train_step, static_argnums=3), trainer.batch()
+    state, _, first = stepping(trainer.state, batch, jax.random.key(0), trainer.batch_shape[0])
+    assert float(first["penalty"]) == pytest.approx(0, abs=1e-6)
+    _, _, second = stepping(state, batch, jax.random.key(0), trainer.batch_shape[0])
+    assert float(second["penalty"]) > 0
 
 
 def test_a_stopped_run_goes_on_to_the_same_end(whole: Any, tmp_path: Path) -> None:
