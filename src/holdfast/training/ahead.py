@@ -31,6 +31,7 @@ _LIBTPU = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_LOG_DIR": "disabled",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # one process at a time owns a TPU, but any number may compile for one
 }
 
 
