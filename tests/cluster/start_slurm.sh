@@ -27,7 +27,16 @@ alive() { # alive NAME: whether the daemon whose process id NAME.pid holds still
 
 if ((stop)); then
     for name in slurmd slurmctld munged; do
-        alive "$name" && kill "$(cat "$folder/$name.pid")" && say "$name ends"
+        alive "$name" || continue
+        pid=$(cat "$folder/$name.pid")
+        kill "$pid" 2>/dev/null || true
+        # Its last writes come after its pid file is gone: FOLDER may be removed once the process itself is.
+        for _ in {1..100}; do
+            [[ $(ps -o stat= -p "$pid" 2>/dev/null) == [^Z]* ]] || continue 2
+            sleep 0.1
+        done
+        kill -KILL "$pid" 2>/dev/null || true
+        say "$name had to be killed"
     done
     exit 0
 fi
