@@ -1,5 +1,6 @@
 """Commands that look at a run's model: eval, generate, forgotten."""
 
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from holdfast.training.jobs import config_classes
 from training.tiny import CONTINUAL, options, trainer
 
 JOB = "continual/train/abcd_kl"
+SHARED = Path(os.environ.get("HOLDFAST_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+STORIES = SHARED / "weights" / "stories260K"
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,71 @@ def test_generate_says_the_same_again_and_shows_checkpoints_side_by_side(
     both = capsys.readouterr().out
     assert "boundary_1" in both
     assert "final" in both
+
+
+HARNESS = """
+dataset_path: json
+dataset_kwargs: {{data_files: {{validation: {path}}}}}
+test_split: validation
+"""
+HARNESS_TASKS = {
+    "own_choice": """
+output_type: multiple_choice
+doc_to_text: "{{prompt}}"
+doc_to_choice: [" 1", " 2"]
+doc_to_target: "{{label}}"
+metric_list: [{metric: acc}]
+""",
+    "own_generate": """
+output_type: generate_until
+doc_to_text: "{{prompt}}"
+doc_to_target: "{{said}}"
+generation_kwargs: {until: ["<none>"], max_gen_toks: 4}
+metric_list: [{metric: exact_match}]
+""",
+    "own_rolling": """
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{prompt}}"
+metric_list: [{metric: bits_per_byte}]
+""",
+}
+
+
+@pytest.mark.extra
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed")
+def test_eval_runs_tasks_of_the_harness(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = []
+    for number in range(4):
+        prompt = f"sort {number} 1 ->"
+        capsys.readouterr()
+        generate_command(run, prompt, tokens=4, temperature=0)
+        said = capsys.readouterr().out.removeprefix(prompt).removesuffix("\n")
+        rows.append({"prompt": prompt, "label": number % 2, "said": said})
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, text in HARNESS_TASKS.items():
+        (tmp_path / f"{name}.yaml").write_text(f"task: {name}\n{HARNESS.format(path=path)}{text}")
+    eval_command(run, ["eval.limit=null"], harness=",".join(HARNESS_TASKS), harness_tasks=tmp_path)
+    found = json.loads(capsys.readouterr().out)
+    assert {name: each["sample_len"] for name, each in found.items()} == dict.fromkeys(HARNESS_TASKS, 4)
+    assert 0 <= found["own_choice"]["acc,none"] <= 1
+    assert found["own_generate"]["exact_match,none"] == 1.0  # greedy decoding says what `generate` says
+    assert 1 < found["own_rolling"]["bits_per_byte,none"] < 12
+    with pytest.raises(UserError, match="--tasks and --out"):
+        eval_command(run, tasks="lists", harness="own_choice")
+
+
+@pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not there")
+def test_a_pretrained_model_tells_a_story(capsys: pytest.CaptureFixture[str]) -> None:
+    generate_command(STORIES, "", tokens=40, temperature=0)
+    said = capsys.readouterr().out
+    # The text that llama2.c itself makes of it at temperature 0.
+    assert said.startswith("Once upon a time, there was a little girl named Lily. She loved to play outside in the")
+    with pytest.raises(UserError, match="has no checkpoints"):
+        generate_command(STORIES, "", ["final"])
+    with pytest.raises(UserError, match="not the folder of a run"):
+        generate_command(STORIES.parent, "")
 
 
 def test_forgotten_lists_texts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

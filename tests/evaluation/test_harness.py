@@ -105,6 +105,21 @@ def test_an_unknown_task_is_a_users_mistake(model: HarnessModel) -> None:
         run_harness(model, ["no_such_task_at_all"])
 
 
+@pytest.mark.extra
+@installed
+def test_data_that_is_not_there_is_a_users_mistake(model: HarnessModel, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(TASK.format(path=tmp_path / "nothing.jsonl"))
+    with pytest.raises(UserError, match="cannot read a task's data"):
+        run_harness(model, ["own_yes_no"], include_path=tmp_path)
+
+
+def test_no_task_and_no_folder_are_mistakes(model: HarnessModel, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no task is named"):
+        run_harness(model, [])
+    with pytest.raises(UserError, match="no such folder"):
+        run_harness(model, ["own_yes_no"], include_path=tmp_path / "nothing")
+
+
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="lm_eval is installed")
 def test_without_the_extra_the_message_names_it(model: HarnessModel) -> None:
     with pytest.raises(UserError, match="holdfast\\[harness\\]"):

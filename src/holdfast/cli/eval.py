@@ -35,9 +35,12 @@ def eval_command(
 
     Example: holdfast eval runs/general/default/quickstart --checkpoint boundary_1 --tasks arithmetic,lists
     """
+    from holdfast.errors import UserError
     from holdfast.evaluation.results import write_examples
     from holdfast.training.runs import open_run
 
+    if harness is not None and (tasks is not None or out is not None):
+        raise UserError("--harness: --tasks and --out are of our own evaluations; leave them out, or --harness")
     opened = open_run(run, overrides)
     trainer = opened.trainer(checkpoint)
     if harness is not None:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, List, Optional
+from typing import Annotated, Any, List, Optional
 
 import typer
 
 
 def generate_command(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or of a pretrained model.")],
     prompt: Annotated[str, typer.Argument(help="What the model goes on from.")],
     checkpoint: Annotated[
         Optional[List[str]],
@@ -26,27 +26,55 @@ def generate_command(
 
     Example: holdfast generate runs/general/default/quickstart "def " --checkpoint boundary_1 --checkpoint final
     """
+    from holdfast.errors import UserError
+    from holdfast.models.pretrained.source import is_model
+
+    pretrained = not (run / "config.yaml").is_file() and is_model(run)
+    if pretrained and checkpoint:
+        raise UserError(f"--checkpoint: {run} is a pretrained model, which has no checkpoints")
+
     from holdfast.evaluation.decoding import Sampler, stream
+
+    runner, tokenizer, models = _model(run) if pretrained else _checkpoints(run, checkpoint or ["latest"])
+    sampler = Sampler(temperature, top_k, top_p)
+    streams = [
+        stream(runner, params, tokenizer, prompt, max_new_tokens=tokens, sampler=sampler, seed=seed)
+        for params in models.values()
+    ]
+    if len(streams) == 1:
+        _show_one(prompt, streams[0])
+    else:
+        _show_many(prompt, list(models), streams)
+
+
+def _checkpoints(run: Path, names: list[str]) -> tuple[Any, Any, dict[str, Any]]:
+    """What checkpoints of a run are decoded with, and their weights by title."""
     from holdfast.evaluation.forward import Runner
     from holdfast.models.decoder import Decoder
     from holdfast.training.resume import load_weights
     from holdfast.training.runs import open_run
 
-    names = checkpoint or ["latest"]
     opened = open_run(run)
     infos = [opened.checkpoint(name) for name in names]
     trainer = opened.trainer(names[0])
     runner = Runner(Decoder(trainer.model_spec), trainer.model_spec, trainer.topology)
-    sampler = Sampler(temperature, top_k, top_p)
-    streams = [
-        stream(runner, params, trainer.tokenizer, prompt, max_new_tokens=tokens, sampler=sampler, seed=seed)
-        for params in (trainer.state.params, *(load_weights(trainer, info) for info in infos[1:]))
-    ]
-    if len(streams) == 1:
-        _show_one(prompt, streams[0])
-    else:
-        titles = [f"{name} (step {info.step:,})" for name, info in zip(names, infos, strict=True)]
-        _show_many(prompt, titles, streams)
+    weights = [trainer.state.params, *(load_weights(trainer, info) for info in infos[1:])]
+    titles = [f"{name} (step {info.step:,})" for name, info in zip(names, infos, strict=True)]
+    return runner, trainer.tokenizer, dict(zip(titles, weights, strict=True))
+
+
+def _model(folder: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """What a pretrained model is decoded with, and its weights."""
+    from holdfast.data.config import TokenizerConfig
+    from holdfast.evaluation.forward import Runner
+    from holdfast.execution.topology import Topology
+    from holdfast.models.decoder import Decoder
+    from holdfast.models.pretrained import load_params, load_spec, tokenizer_for
+
+    source = str(folder)
+    spec, tokenizer, topology = load_spec(source), tokenizer_for(source, TokenizerConfig()), Topology.build()
+    runner = Runner(Decoder(spec), spec, topology)
+    return runner, tokenizer, {source: load_params(source, spec, topology.mesh)}
 
 
 def _show_one(prompt: str, pieces: Iterator[str]) -> None:

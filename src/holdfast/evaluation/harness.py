@@ -175,21 +175,28 @@ def run_harness(
         limit: examples per task; None is all.
         include_path: folder with task definitions of one's own.
     """
+    if not tasks:
+        raise UserError("--harness: no task is named; `lm_eval ls tasks` lists them")
+    if include_path is not None and not include_path.is_dir():
+        raise UserError(f"--harness-tasks {include_path}: there is no such folder")
     manager = _import("lm_eval.tasks").TaskManager(include_path=str(include_path) if include_path else None)
     unknown = [task for task in tasks if not manager.match_tasks([task])]
     if unknown:
         raise UserError(f"--harness {', '.join(unknown)}: the harness has no such task; `lm_eval ls tasks` lists them")
-    results: dict[str, Any] = _import("lm_eval").simple_evaluate(
-        model=as_lm(model),
-        tasks=list(tasks),
-        num_fewshot=num_fewshot,
-        limit=limit,
-        task_manager=manager,
-        random_seed=seed,
-        numpy_random_seed=seed,
-        torch_random_seed=seed,
-        fewshot_random_seed=seed,
-    )
+    try:
+        results: dict[str, Any] = _import("lm_eval").simple_evaluate(
+            model=as_lm(model),
+            tasks=list(tasks),
+            num_fewshot=num_fewshot,
+            limit=limit,
+            task_manager=manager,
+            random_seed=seed,
+            numpy_random_seed=seed,
+            torch_random_seed=seed,
+            fewshot_random_seed=seed,
+        )
+    except OSError as error:  # of the hub, or of files that a definition names
+        raise UserError(f"--harness {', '.join(tasks)}: the harness cannot read a task's data: {error}") from error
     return results
 
 

@@ -55,6 +55,11 @@ def load_spec(source: str | Path, block_size: int | None = None) -> ModelSpec:
     return open_model(source).spec(block_size)
 
 
+def is_model(path: Path) -> bool:
+    """Whether a path holds a pretrained model: a folder of the hub's kind, or llama2.c's file."""
+    return (path / CONFIG).is_file() or (path.exists() and llama2c.find(path) is not None)
+
+
 def open_model(source: str | Path, *, weights: bool = False) -> Model:
     """A pretrained model by its path or hub name.
 
