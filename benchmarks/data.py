@@ -6,23 +6,33 @@ from benchmarks import mnli
 from benchmarks.bench import Bench
 from benchmarks.workers import one_shot
 
-FADING_STEPS = 1_200_000
+LONG_STEPS = 1_200_000
 
 
 def run(bench: Bench) -> dict[str, Any]:
-    """Both figures; the first one is the worse of the small shape and of packed MNLI rows."""
+    """Both figures: of small and packed MNLI rows the worse one, and of a plain and a fading run the worse one."""
     small = bench.options("small")
     configs = {"small": small}
     if mnli.missing() is None:
         configs["mnli_packed"] = mnli.options(bench, "PACKED")
-    told = {"configs": configs, "fading": fading(small), "rounds": bench.rounds}
-    found = one_shot("data_costs", told)
-    return {**found, "batch_over_step": max(entry["ratio"] for entry in found["batches"].values())}
+    first = {"plain": ("gpt/train/pretrain", plain(small)), "fading": ("continual/train/abcd", fading(small))}
+    found = one_shot("data_costs", {"configs": configs, "first": first, "rounds": bench.rounds})
+    return {
+        **found,
+        "batch_over_step": max(entry["ratio"] for entry in found["batches"].values()),
+        "late_over_early": max(entry["late_over_early"] for entry in found["first"].values()),
+    }
+
+
+def plain(small: dict[str, Any]) -> dict[str, Any]:
+    """One stage, longer than a million steps."""
+    tokens = small["training"]["tokens"] // 100_000 * LONG_STEPS
+    return {**small, "training": {**small["training"], "tokens": tokens}}
 
 
 def fading(small: dict[str, Any]) -> dict[str, Any]:
     """A curriculum of three stages with fades and replay, longer than a million steps."""
-    tokens = small["training"]["tokens"] // 100_000 * FADING_STEPS // 3
+    tokens = small["training"]["tokens"] // 100_000 * LONG_STEPS // 3
     data = small["training"]["dataset"]
     other = [{"name": "arithmetic", "style": "PADDED"}]
     stages = [

@@ -43,9 +43,8 @@ def batch_cost(config: dict[str, Any], rounds: int) -> dict[str, float]:
     return {"batch_seconds": made, "step_seconds": taken, "ratio": made / taken}
 
 
-def first_batches(config: dict[str, Any], rounds: int) -> dict[str, float]:
+def first_batches(job: str, config: dict[str, Any], rounds: int) -> dict[str, float]:
     """From opened stores to the first batch of the loop, with the check of the past that a resumed run makes."""
-    job = "continual/train/abcd"
     with tempfile.TemporaryDirectory() as scratch:
         trainer = Rehearsal(job, merge(config_classes(job), config), Path(scratch)).trainer
         run = trainer.settings.run
@@ -58,7 +57,7 @@ def first_batches(config: dict[str, Any], rounds: int) -> dict[str, float]:
 
         first(0)
         times: dict[int, list[float]] = {0: [], LATE_STEP: []}
-        for _ in range(2 * rounds):
+        for _ in range(4 * rounds):
             for step, found in times.items():
                 found.append(seconds(lambda step=step: first(step)))
     early, late = statistics.median(times[0]), statistics.median(times[LATE_STEP])
@@ -67,8 +66,10 @@ def first_batches(config: dict[str, Any], rounds: int) -> dict[str, float]:
 
 def main() -> None:
     told = json.loads(sys.argv[1])
-    found = {name: batch_cost(config, told["rounds"]) for name, config in told["configs"].items()}
-    print(json.dumps({"batches": found, **first_batches(told["fading"], told["rounds"])}))
+    rounds = told["rounds"]
+    batches = {name: batch_cost(config, rounds) for name, config in told["configs"].items()}
+    first = {name: first_batches(job, config, rounds) for name, (job, config) in told["first"].items()}
+    print(json.dumps({"batches": batches, "first": first}))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ FIGURES = (
     Figure("growth_memory", "growth over 5,000 steps: memory", "growth/memory", at_most=0.02),
     Figure("growth_step_time", "growth over 5,000 steps: step time", "growth/step_time", at_most=0.02),
 )
-ROWS = ("ours", "torch_eager", "torch_compile", "torch_bfloat16", "transformers", "levanter")
+ROWS = ("ours", "torch_eager", "torch_compile", "torch_bfloat16", "torch_huge_pages", "transformers", "levanter")
 
 
 def judged(results: Mapping[str, Any]) -> dict[str, Any]:

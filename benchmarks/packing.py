@@ -4,9 +4,10 @@ from typing import Any
 
 from benchmarks import mnli
 from benchmarks.bench import Bench, say
-from benchmarks.workers import Worker, in_turns, one_shot, our_command
+from benchmarks.workers import in_turns, one_shot, our_worker
 
 JOB = "gpt/train/pretrain"
+STYLES = ("PACKED", "PADDED")
 
 
 def run(bench: Bench) -> dict[str, Any]:
@@ -14,12 +15,12 @@ def run(bench: Bench) -> dict[str, Any]:
     if reason := mnli.missing():
         return {"missing": reason}
     workers = {}
-    for style in ("PACKED", "PADDED"):
+    for style in STYLES:
         say(f"packing: starting {style}")
         told = {"job": JOB, "config": mnli.options(bench, style)}
-        workers[style] = Worker(our_command("our_worker", told), bench.log(f"packing-{style}"))
+        workers[style] = our_worker(told, bench.log(f"packing-{style}"))
     try:
-        in_turns(list(workers.values()), bench.rounds, [1, 1])
+        in_turns(workers, bench.rounds, {})
     finally:
         for worker in workers.values():
             worker.close()

@@ -19,7 +19,8 @@ after {after:.1f}; {minutes:.0f} minutes.
 Every peer has an environment of its own that the command makes ({versions}). All start from the same weights, see the
 same tokens and use AdamW with the same numbers, clipping and decay, in float32; a peer whose number of parameters or
 whose losses of the first three steps differ from ours by more than 1e-4 (bfloat16: 2e-2) is left out. Ours is the
-trainer's own loop with its data loader; peers are given their batches in memory.
+trainer's own loop with its data loader; peers are given their batches in memory. Ours has the huge memory pages that
+`holdfast run` asks the C library for by itself; `torch_huge_pages` is eager torch with the same.
 """
 
 FORMULA = """The step's floating point operations are those of its matrix products, counted by formula: for each token

@@ -7,16 +7,19 @@ from typing import Any
 from benchmarks.bench import Bench, say
 from benchmarks.environments import environment
 from benchmarks.shapes import as_json
-from benchmarks.workers import ROOT, Worker, WorkerError, in_turns, our_command
+from benchmarks.workers import ROOT, Worker, WorkerError, in_turns, our_command, our_worker
 from benchmarks.workers import environment as variables
 
 PEERS: dict[str, tuple[str, str, dict[str, bool]]] = {
     "torch_eager": ("torch", "torch_gpt.py", {"compile": False, "bfloat16": False}),
     "torch_compile": ("torch", "torch_gpt.py", {"compile": True, "bfloat16": False}),
     "torch_bfloat16": ("torch", "torch_gpt.py", {"compile": False, "bfloat16": True}),
+    "torch_huge_pages": ("torch", "torch_gpt.py", {"compile": False, "bfloat16": False}),
     "transformers": ("transformers", "transformers_gpt2.py", {}),
     "levanter": ("levanter", "levanter_gpt2.py", {}),
 }
+# `holdfast run` asks for huge pages by itself, so ours has them; one row shows what torch makes of them.
+HUGE_PAGES = ("torch_huge_pages",)
 TOLERANCE = 1e-4  # between losses of the first steps
 TOLERANCE_BFLOAT16 = 2e-2
 JOB = "gpt/train/pretrain"
@@ -32,21 +35,18 @@ def measure(bench: Bench, name: str) -> dict[str, Any]:
         subprocess.run(our_command("our_worker", told), check=True, cwd=ROOT, env=variables())
     workers, missing = _start_peers(bench, name, folder)
     say(f"{name}: starting ours")
-    workers = {
-        "ours": Worker(our_command("our_worker", {"job": JOB, "config": config}), bench.log(f"{name}-ours"))
-    } | workers
-    refused = unequal(workers)
+    workers = {"ours": our_worker({"job": JOB, "config": config}, bench.log(f"{name}-ours"))} | workers
+    missing |= unequal(workers)
     extra = _start_extra(bench, config) if name == "small" else {}
-    everybody = {**{key: worker for key, worker in workers.items() if key not in refused}, **extra}
-    steps = [MATMULS if key == "matmul" else shape.steps for key in everybody]
+    everybody = {key: worker for key, worker in {**workers, **extra}.items() if key not in missing}
     try:
         say(f"{name}: {bench.rounds} rounds of {', '.join(everybody)}")
-        in_turns(list(everybody.values()), bench.rounds, steps)
+        missing |= in_turns(everybody, bench.rounds, {"matmul": MATMULS}, shape.steps)
     finally:
         for worker in {**workers, **extra}.values():
             worker.close()
-    measured = {key: worker for key, worker in everybody.items() if key not in extra}
-    return _result(shape.tokens, measured, {**missing, **refused}) | _extra_result(everybody)
+    measured = {key: worker for key, worker in workers.items() if key not in missing}
+    return _result(shape.tokens, measured, missing) | _extra_result({**workers, **extra})
 
 
 def _start_peers(bench: Bench, name: str, folder: Path) -> tuple[dict[str, Worker], dict[str, str]]:
@@ -61,7 +61,7 @@ def _start_peers(bench: Bench, name: str, folder: Path) -> tuple[dict[str, Worke
         told = as_json(bench.shapes[name], folder=str(folder), **more)
         command = [str(found.python), str(Path(__file__).parent / "peers" / script), told]
         try:
-            workers[peer] = Worker(command, bench.log(f"{name}-{peer}"))
+            workers[peer] = Worker(command, bench.log(f"{name}-{peer}"), huge_pages=peer in HUGE_PAGES)
         except WorkerError as error:
             missing[peer] = str(error)
     return workers, missing
@@ -76,8 +76,8 @@ def _start_extra(bench: Bench, config: dict[str, Any]) -> dict[str, Worker]:
     penalised = {**config, "training": training, "optimization": {**config["optimization"], "kl": kl}}
     told = {"job": "gpt/train/kl", "config": penalised, "stage": 1}
     return {
-        "ours_kl": Worker(our_command("our_worker", told), bench.log("small-ours_kl")),
-        "matmul": Worker(our_command("matmul_worker"), bench.log("matmul")),
+        "ours_kl": our_worker(told, bench.log("small-ours_kl")),
+        "matmul": Worker(our_command("matmul_worker"), bench.log("matmul"), huge_pages=True),
     }
 
 

@@ -5,12 +5,13 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast.execution.pages import with_huge_pages
+
 ROOT = Path(__file__).parents[1]
-START_SECONDS = 900  # a compiler may take its time
 
 
 class WorkerError(Exception):
@@ -23,9 +24,10 @@ class Worker:
     Args:
         command: how to start it.
         log: where its standard error goes.
+        huge_pages: whether it is started as `holdfast run` starts itself.
     """
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    def __init__(self, command: Sequence[str], log: Path, *, huge_pages: bool = False) -> None:
         self.log = log
         self.seconds: list[float] = []  # of one step, one entry a round
         self.memory = 0
@@ -79,17 +81,27 @@ class Worker:
         return statistics.median(rates), max(rates) - min(rates)
 
 
-def environment() -> dict[str, str]:
-    """What workers find in their environment: our sources, a CPU, no hub, no cache of compiled functions."""
+def environment(*, huge_pages: bool = False) -> dict[str, str]:
+    """What workers find in their environment: our sources, a CPU, no hub, no cache of compiled functions.
+
+    Args:
+        huge_pages: as `holdfast run` takes them by itself.
+    """
     paths = [str(ROOT / "src"), str(ROOT)]
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("JAX_COMPILATION_CACHE")}
     threads = {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return {**inherited, **threads, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
+    found = {**inherited, **threads, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
+    return with_huge_pages(found) if huge_pages else found
 
 
 def our_command(module: str, told: dict[str, Any] | None = None) -> list[str]:
     """How to start a worker of our own."""
     return [sys.executable, "-m", f"benchmarks.{module}", *([json.dumps(told)] if told is not None else [])]
+
+
+def our_worker(told: dict[str, Any], log: Path) -> Worker:
+    """Our own training as a worker, in the environment that `holdfast run` makes for itself."""
+    return Worker(our_command("our_worker", told), log, huge_pages=True)
 
 
 def one_shot(module: str, told: dict[str, Any]) -> dict[str, Any]:
@@ -103,8 +115,25 @@ def one_shot(module: str, told: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def in_turns(workers: Sequence[Worker], rounds: int, steps: Sequence[int]) -> None:
-    """Measure round by round, each worker after the other, so that all see the same machine."""
+def in_turns(
+    workers: Mapping[str, Worker], rounds: int, steps: Mapping[str, int], otherwise: int = 1
+) -> dict[str, str]:
+    """Measure round by round, each worker after the other, so that all see the same machine.
+
+    Args:
+        steps: of one round, by worker; `otherwise` for those that are not named.
+
+    Returns:
+        Peers that ended, and why; where one of ours ends, nothing is measured.
+    """
+    ended: dict[str, str] = {}
     for _ in range(rounds):
-        for worker, count in zip(workers, steps, strict=True):
-            worker.measure(count)
+        for name, worker in workers.items():
+            try:
+                if name not in ended:
+                    worker.measure(steps.get(name, otherwise))
+            except WorkerError as error:
+                if name.startswith("ours"):
+                    raise
+                ended[name] = str(error)
+    return ended

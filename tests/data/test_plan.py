@@ -6,11 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.curriculum import Curriculum, FadeConfig, Stage
+from holdfast.data import counts
 from holdfast.data.counts import UNIT, CountTable, _allot_one_by_one, allot, quantise
 from holdfast.data.permutation import key_of, permute
 from holdfast.data.plan import DataPlan, SourceSize
 from holdfast.data.sampling import DatasetStyle, Sampling, SourceKey
 from holdfast.errors import UserError
+from holdfast.training.manifest import check_resume, facts
 
 PMD = DatasetStyle.PMD
 
@@ -137,6 +139,59 @@ def test_shares_of_tokens_draw_rows_by_how_much_loss_they_hold() -> None:
     drawn = DataPlan(curriculum, 0, sizes, "tokens").drawn_before(100)
     assert drawn[SourceKey("text", PMD)] == pytest.approx(80, abs=1)
     assert drawn[SourceKey("task", PMD)] == pytest.approx(720, abs=1)
+
+
+@pytest.mark.parametrize("mark", [3, 4096])
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.sampled_from([0.1, 0.25, 0.5, 1.0]), min_size=1, max_size=3), st.booleans())
+def test_digests_are_those_of_every_single_count(mark: int, parts: list[float], fades: bool) -> None:
+    """At every step, however the run is divided into spans, and where periods repeat."""
+
+    def shares_at(step: int) -> list[float]:
+        return [part * (1 + fades * step / 60) if number else part for number, part in enumerate(parts)]
+
+    segments = [(0, 20, False), (20, 60, False)] if fades else [(0, 60, True)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counts, "MARK", mark)
+        table = CountTable(segments, shares_at, 3)
+        for step in range(61):
+            columns = table.counts_until(step).T.tolist()
+            wanted = [
+                sum(count * pow(counts.BASE, at, counts.MODULUS) for at, count in enumerate(column)) % counts.MODULUS
+                for column in columns
+            ]
+            assert table.digests_until(step) == wanted
+
+
+def test_a_late_fingerprint_looks_at_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan({"a": 0.75, "b": 0.25}, steps=2_000_000, sizes={"a": 10, "b": 10})
+    looked_at: list[int] = []
+    polynomial = counts._polynomial
+    monkeypatch.setattr(counts, "_polynomial", lambda column: looked_at.append(len(column)) or polynomial(column))
+    assert made.fingerprint(1_000_000) != made.fingerprint(999_999)
+    assert sum(looked_at) < 1000
+
+
+def test_a_fade_that_has_drawn_nothing_yet_is_the_same_past() -> None:
+    """How the run is divided does not matter, what was drawn does."""
+    stages = tuple(Stage(name, 50 * 8 * 4, (Sampling(name, 1.0),)) for name in "ab")
+    sizes = {SourceKey(name, PMD): SourceSize(10, 4.0, name) for name in "ab"}
+    hard, faded = (
+        DataPlan(Curriculum(stages, 8, 4, fade), 0, sizes) for fade in (FadeConfig(), FadeConfig(overlap=0.2))
+    )
+    start = faded.curriculum.fade_steps(0)[0]
+    first = next(step for step in range(start, 50) if faded.counts_at(step)[SourceKey("b", PMD)])
+    assert hard.fingerprint(first) == faded.fingerprint(first)
+    assert hard.fingerprint(first + 1) != faded.fingerprint(first + 1)
+
+
+def test_manifests_of_the_first_format_are_still_understood() -> None:
+    made = plan({"a": 0.5, "b": 0.5}, sizes={"a": 10, "b": 10})
+    for version in (1, 2):
+        manifest = {"format": version, "step": 20, "config": {}, **facts(made, 20, version)}
+        assert check_resume(manifest, {}, made) == []
+        with pytest.raises(UserError, match="another past"):
+            check_resume(manifest, {}, plan({"a": 0.4, "b": 0.6}, sizes={"a": 10, "b": 10}))
 
 
 def test_the_fingerprint_changes_with_what_decides_the_rows() -> None:

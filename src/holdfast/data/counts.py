@@ -4,9 +4,14 @@ Rows go one by one to the source with the largest deficit (cumulative share − 
 whose share at this step is above 0; ties go by config order. Shares are whole multiples of 1/UNIT, so the sum
 is exact over any number of rows. Where shares are constant the deficits repeat after some steps, so a long run
 is kept as one period.
+
+A digest of all counts up to a step is the value of a polynomial with the counts as its coefficients, one for each
+source: whatever way a run is divided into spans, equal counts give equal digests, and a period that repeats a million
+times is a geometric series.
 """
 
 import bisect
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNIT = 10**9
+MODULUS = 2**127 - 1  # a prime, so large that different counts have different digests for all purposes
+BASE = 0x2545F4914F6CDD1D9E3779B97F4A7C15
+MARK = 4096  # steps between two digests that are kept
 
 
 def quantise(shares: Sequence[float]) -> tuple[int, ...]:
@@ -82,6 +90,39 @@ class _Segment:
         table += repeats[:, None] * a_period
         return table
 
+    def digests(self, length: int) -> list[int]:
+        """Digests of the first steps of the span, one for each source."""
+        last = len(self.prefix) - 1
+        if length <= last:
+            return self._kept(length)
+        first = last - self.period
+        repeats, rest = divmod(length - first, self.period)
+        once = pow(BASE, self.period, MODULUS)
+        many = pow(once, repeats, MODULUS)
+        series = (many - 1) * pow(once - 1, -1, MODULUS)
+        before = self._kept(first)
+        parts = zip(before, self._kept(last), self._kept(first + rest), strict=True)
+        return [(a + (whole - a) * series + (part - a) * many) % MODULUS for a, whole, part in parts]
+
+    def _kept(self, length: int) -> list[int]:
+        """Digests of the first steps of the table."""
+        return self._extended(self._marks[length // MARK], length // MARK * MARK, length)
+
+    @functools.cached_property
+    def _marks(self) -> list[list[int]]:
+        """Digests after 0, MARK, 2 MARK, … steps of the table."""
+        marks = [[0] * self.prefix.shape[1]]
+        for start in range(0, len(self.prefix) - 1 - MARK + 1, MARK):
+            marks.append(self._extended(marks[-1], start, start + MARK))
+        return marks
+
+    def _extended(self, digests: list[int], start: int, stop: int) -> list[int]:
+        columns = np.diff(self.prefix[start : stop + 1], axis=0).T.tolist()
+        power = pow(BASE, start, MODULUS)
+        return [
+            (digest + power * _polynomial(column)) % MODULUS for digest, column in zip(digests, columns, strict=True)
+        ]
+
 
 class CountTable:
     """Rows drawn of every source before any step; a seek is a look-up.
@@ -127,6 +168,17 @@ class CountTable:
         counts: NDArray[np.int64] = after - before
         return counts
 
+    def digests_until(self, step: int) -> list[int]:
+        """Digests of the counts at every step before this one, one for each source."""
+        ends = [*self._starts[1:], self.total_steps]
+        digests = [0] * len(self._segments[0].before)
+        for segment, end in zip(self._segments, ends, strict=True):
+            if segment.start_step < step:
+                shift = pow(BASE, segment.start_step, MODULUS)
+                found = segment.digests(min(end, step) - segment.start_step)
+                digests = [(a + shift * b) % MODULUS for a, b in zip(digests, found, strict=True)]
+        return digests
+
     def counts_until(self, step: int) -> NDArray[np.int64]:
         """Rows of each source at every step before this one, (step, sources)."""
         ends = [*self._starts[1:], self.total_steps]
@@ -159,6 +211,18 @@ def _constant(
             return _Segment(start_step, before, _prefix(counts), period)
         seen[state] = offset
     return _Segment(start_step, before, _prefix(counts), period=0)
+
+
+def _polynomial(coefficients: list[int]) -> int:
+    """Coefficients of 1, BASE, BASE², … summed up.
+
+    >>> _polynomial([3, 0, 2]) == (3 + 2 * BASE**2) % MODULUS
+    True
+    """
+    value = 0
+    for coefficient in reversed(coefficients):
+        value = (value * BASE + coefficient) % MODULUS
+    return value
 
 
 def _prefix(counts: list[list[int]]) -> NDArray[np.int64]:

@@ -110,13 +110,20 @@ class DataPlan:
             rows[here] = permute(draws[here] % num_rows, num_rows, key)
         return rows
 
-    def fingerprint(self, step: int) -> str:
+    def fingerprint(self, step: int, version: int = 2) -> str:
         """A digest of everything that decides the rows of the steps before this one.
 
         Two plans with the same digest at a step have drawn the same rows up to it, whatever comes later.
+
+        Args:
+            version: of the manifest that it is compared with; the first one hashed the counts of every single step.
         """
         used = self.table.drawn_before(step) > 0
-        counts = self.table.counts_until(step)[:, used]
+        if version < 2:
+            hashed = self.table.counts_until(step)[:, used].tobytes()
+        else:
+            found = zip(self.table.digests_until(step), used.tolist(), strict=True)
+            hashed = json.dumps([step, *(f"{digest:x}" for digest, drawn in found if drawn)]).encode()
         facts = {
             "seed": self.seed,
             "batch_size": self.curriculum.batch_size,
@@ -126,6 +133,6 @@ class DataPlan:
                 for number, source in enumerate(self.sources)
                 if used[number]
             ],
-            "counts": hashlib.blake2b(counts.tobytes(), digest_size=16).hexdigest(),
+            "counts": hashlib.blake2b(hashed, digest_size=16).hexdigest(),
         }
         return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -12,6 +12,8 @@ from holdfast.data.plan import DataPlan
 from holdfast.errors import UserError
 from holdfast.training.trainable import OPTIONS
 
+FORMAT = 2  # of manifests; the first one had another digest of the plan
+
 # Options that never touch what has been trained so far.
 FREE = (
     "logging/",
@@ -70,9 +72,9 @@ def past_of(curriculum: Curriculum, step: int) -> list[list[Any]]:
     return entries
 
 
-def facts(plan: DataPlan, step: int) -> dict[str, Any]:
-    """The part of a manifest that decides whether another configuration has the same past."""
-    return {"plan": plan.fingerprint(step), "past": past_of(plan.curriculum, step)}
+def facts(plan: DataPlan, step: int, version: int = FORMAT) -> dict[str, Any]:
+    """The part of a manifest of some version that decides whether another configuration has the same past."""
+    return {"plan": plan.fingerprint(step, version), "past": past_of(plan.curriculum, step)}
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -111,7 +113,7 @@ def check_resume(
     """
     step = manifest["step"]
     changed = differences(manifest["config"], flat)
-    same_past = all(manifest[name] == value for name, value in facts(plan, step).items())
+    same_past = all(manifest[name] == value for name, value in facts(plan, step, manifest["format"]).items())
     no_penalty_yet = not any(entry[0] == "stage" and entry[2] > 0 for entry in past_of(plan.curriculum, step))
     refused = []
     for path, (old, new) in changed.items():

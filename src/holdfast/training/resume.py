@@ -22,14 +22,13 @@ from holdfast.execution.checkpoints import (
 from holdfast.execution.files import write_atomically
 from holdfast.training import build, weights
 from holdfast.training.jobs import config_classes
-from holdfast.training.manifest import check_resume, differences, facts
+from holdfast.training.manifest import FORMAT, check_resume, differences, facts
 from holdfast.training.state import KLDivergenceTrainState, TrainState
 from holdfast.training.trainable import OPTIONS
 
 if TYPE_CHECKING:
     from holdfast.training.base import BaseTrainer
 
-FORMAT = 1
 WEIGHTS_ALONE = "average"  # key of the manifest of a checkpoint that holds weights and nothing to train on with
 
 
