@@ -33,7 +33,7 @@ class Worker:
         self.memory = 0
         self._process = subprocess.Popen(
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"), text=True,
-            cwd=ROOT, env=environment(),
+            cwd=ROOT, env=environment(huge_pages=huge_pages),
         )  # fmt: skip
         try:
             self.facts = self._read()
@@ -106,9 +106,8 @@ def our_worker(told: dict[str, Any], log: Path) -> Worker:
 
 def one_shot(module: str, told: dict[str, Any]) -> dict[str, Any]:
     """What a script of ours that measures by itself prints last."""
-    done = subprocess.run(
-        our_command(module, told), cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
-    )
+    command, variables = our_command(module, told), environment(huge_pages=True)
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise WorkerError(f"{module}: {done.stderr[-1500:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
