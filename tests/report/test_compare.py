@@ -156,6 +156,22 @@ def test_the_terminal_names_what_differs(folder: Path) -> None:
     assert "logging" not in text
 
 
+def test_the_terminal_has_a_line_a_group(folder: Path) -> None:
+    console = Console(record=True, width=80, file=io.StringIO())
+    found = compare.compare([folder / "plain-*", folder / "anchor-*"])
+    compare.print_comparison(found, console)
+    text = console.export_text()
+    assert "…" not in text  # nothing is cut
+    assert "training/seed" not in text  # both have the same seeds
+    rates = {
+        group.name: value for group, value in zip(found.groups, found.differences()["optimization/lr"], strict=True)
+    }
+    assert rates == {"anchor (3 seeds)": "0.002", "plain (3 seeds)": "0.001"}
+    whole = compare.compare([folder / "*"])
+    seeds = zip(whole.groups, whole.differences()["training/seed"], strict=True)
+    assert {group.name: value for group, value in seeds}["half"] == "0"
+
+
 def test_csv_and_frame_hold_the_results(folder: Path, tmp_path: Path) -> None:
     found = compare.compare([folder / "*"])
     compare.write_csv(found, tmp_path / "out.csv")

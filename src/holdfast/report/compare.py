@@ -1,11 +1,14 @@
 """Runs beside each other, on the terminal, on a page, as CSV and as LaTeX."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -23,6 +26,7 @@ from holdfast.report.page import MEANINGS, page
 from holdfast.report.run_files import Run
 
 MARK = "best"
+NONE = "null"  # how an option without a value is shown
 HONEST = (
     "Nothing is marked best unless it is better than every other one over paired seeds: the 95 % interval of the "
     "differences excludes zero."
@@ -72,6 +76,18 @@ class Comparison:
                 if any(score.mean is not None for score in scores):
                     yield measure, metric, scores
 
+    def differences(self) -> dict[str, list[str]]:
+        """Options that are not the same in all groups: path -> value of each, with commas where its runs differ."""
+        index = {run: place for place, run in enumerate(self.runs)}
+        found = {}
+        for path, values in config_differences(self.runs).items():
+            texts = [
+                ", ".join(dict.fromkeys(_short(values[index[run]]) for run in group.runs)) for group in self.groups
+            ]
+            if len(set(texts)) > 1:
+                found[path] = texts
+        return found
+
     @property
     def names_of(self) -> dict[Run, str]:
         """The name of each run."""
@@ -87,20 +103,30 @@ def compare(patterns: Sequence[str | Path]) -> Comparison:
 
 
 def print_comparison(found: Comparison, console: Console | None = None) -> None:
-    """Tables for the terminal: what differs, and the metrics."""
+    """Tables for the terminal, a line a group so that many fit: what differs, and the metrics of each measure."""
     console = console or Console(highlight=False)
-    console.print(differences_table(found))
-    table = Table(
-        "metric", *(Column(Text(_titled(group))) for group in found.groups), title="metrics, mean ± spread over seeds"
-    )
-    for measure, metric, scores in found.scores():
-        cells = [
-            Text(f"{score} {MARK}" if score.best else str(score), "bold green" if score.best else "")
-            for score in scores
-        ]
-        table.add_row(Text(f"{compare_charts.UNITS[measure]}: {metric.replace('_', ' ')}"), *cells)
-    console.print(table)
+    if found.differences():
+        console.print(differences_table(found))
+    for measure, rows in groupby(found.scores(), key=lambda row: row[0]):
+        columns = [(metric.replace("_", " "), scores) for _, metric, scores in rows]
+        title = f"{compare_charts.UNITS[measure]}, mean ± spread over seeds"
+        table = _table(title, *(Column(name, justify="right") for name, _ in columns))
+        for index, group in enumerate(found.groups):
+            table.add_row(Text(group.name), *(_cell(scores[index]) for _, scores in columns))
+        console.print(table)
+    for group in found.groups:
+        if group.warnings:
+            console.print(Text(f"! {group.name}: {', '.join(group.warnings)}"))
     console.print(Text(HONEST), style="dim")
+
+
+def _table(title: str, *columns: Column) -> Table:
+    """A narrow table, a line a group."""
+    return Table(Column(overflow="fold"), *columns, title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
+def _cell(score: Score) -> Text:
+    return Text(f"{score} {MARK}", "bold green") if score.best else Text(str(score))
 
 
 def _titled(group: Group) -> str:
@@ -108,14 +134,25 @@ def _titled(group: Group) -> str:
 
 
 def differences_table(found: Comparison) -> Table:
-    """What differs in the configs, one column a run."""
-    table = Table(Column("option", no_wrap=True), *(Column(Text(name)) for name in found.names), title="what differs")
-    for path, values in config_differences(found.runs).items():
-        table.add_row(Text(path), *(Text(_short(value)) for value in values))
+    """What differs in the configs: what most groups have, and what each has of its own."""
+    table = _table("what differs", Column("options"))
+    own: list[list[str]] = [[] for _ in found.groups]
+    usual = []
+    for path, values in found.differences().items():
+        value, count = Counter(values).most_common(1)[0]
+        common = value if 2 * count > len(values) else NONE
+        if common != NONE:
+            usual.append(f"{path}: {common}")
+        for lines, each in zip(own, values, strict=True):
+            if each != common:
+                lines.append(f"{path}: {each}")
+    for name, lines in (("most", usual), *zip((group.name for group in found.groups), own, strict=True)):
+        if lines:
+            table.add_row(Text(name), Text("\n".join(lines)))
     return table
 
 
-def _short(value: Any, most: int = 60) -> str:
+def _short(value: Any, most: int = 120) -> str:
     text = shown(value)
     return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -188,10 +225,9 @@ def _matrices(found: Comparison, measures: Sequence[str]) -> str:
 
 
 def _differences(found: Comparison) -> str:
-    rows = [
-        [path, *(_short(value, 120) for value in values)] for path, values in config_differences(found.runs).items()
-    ]
-    table = html_table(["option", *found.names], rows) if rows else "<p>Nothing differs.</p>"
+    rows = [[path, *values] for path, values in found.differences().items()]
+    heads = ["option", *(group.name for group in found.groups)]
+    table = html_table(heads, rows) if rows else "<p>Nothing differs but the seeds.</p>"
     return f'<section id="differences"><h2>What differs in the configs</h2>{table}</section>'
 
 

@@ -13,10 +13,12 @@ from holdfast.report.run_files import Run
 
 # What may differ between seeds of one config: the seeds, and what never touches training.
 SEEDS = (
-    "training/seed", "training/seed_init", "training/seed_data", "training/seed_dropout",
-    "average/alpha", "average/first_run", "average/second_run",
+    "training/seed", "training/seed_init", "training/seed_data", "training/seed_dropout", "average/alpha",
 )  # fmt: skip
-APART = ("logging/", "data/cache", "data/root", "data/workers", "training/prefetch", "average/inputs")
+APART = (
+    "logging/", "data/cache", "data/root", "data/workers", "training/prefetch",
+    "average/inputs", "average/first_run", "average/second_run",
+)  # fmt: skip
 
 # Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom.
 _T95 = (
