@@ -73,7 +73,7 @@ def test_base_and_adapters_are_the_merged_model(name: str, tmp_path: Path) -> No
 def test_peft_loads_them_and_says_the_same(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="needs the extra hf: pip install holdfast[hf]")
     transformers = pytest.importorskip("transformers", reason="needs the extra hf: pip install holdfast[hf]")
-    peft = pytest.importorskip("peft", reason="needs peft: pip install peft")
+    peft = pytest.importorskip("peft", reason="needs the extra hf: pip install holdfast[hf]")
     spec, both = written(name, tmp_path, [])
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
     with torch.no_grad():
