@@ -29,6 +29,7 @@ def eval_command(
         Optional[Path], typer.Option("--harness-tasks", help="Folder with task definitions for the harness.")
     ] = None,
     out: Annotated[Optional[Path], typer.Option("--out", help="Folder for TASK.jsonl with every example.")] = None,
+    ema: Annotated[bool, typer.Option("--ema", help="The average of the weights (training/ema) instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Results as JSON.")] = False,
 ) -> None:
     """Evaluate a checkpoint: accuracies with chance and interval, held-out losses, divergence from the reference.
@@ -43,6 +44,11 @@ def eval_command(
         raise UserError("--harness: --tasks and --out are of our own evaluations; leave them out, or --harness")
     opened = open_run(run, overrides)
     trainer = opened.trainer(checkpoint)
+    if ema:
+        average = trainer.state.ema_params()
+        if average is None:
+            raise UserError(f"{run}: it holds no average of the weights: it was made without training/ema")
+        trainer.state = trainer.state.replace(params=average)
     if harness is not None:
         results = _harness(trainer, _names(harness), harness_tasks)
         print(json.dumps(results, indent=1, default=str))

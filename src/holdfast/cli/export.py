@@ -16,13 +16,17 @@ def export_command(
     adapters: Annotated[
         bool, typer.Option("--adapters", help="The adapters alone, as peft loads them, instead of a merged model.")
     ] = False,
+    ema: Annotated[bool, typer.Option("--ema", help="The average of the weights (training/ema) instead.")] = False,
 ) -> None:
     """Write a model as `transformers.AutoModelForCausalLM.from_pretrained(OUT)` loads it, with a model card.
 
     Example: holdfast export runs/general/default/quickstart@final my-model
     """
+    from holdfast.errors import UserError
     from holdfast.training.export import export_run
 
-    done = export_run(run, out, family, adapters=adapters)
+    if adapters and ema:
+        raise UserError("--adapters and --ema: choose one; the average is exported merged")
+    done = export_run(run, out, family, adapters=adapters, ema=ema)
     what = "adapters of a model with " if adapters else ""
     print(f"{out}: {done.family}, {what}{done.spec.num_parameters():,} parameters of step {done.step:,}")

@@ -20,6 +20,7 @@ def generate_command(
     top_p: Annotated[
         float, typer.Option("--top-p", min=1e-6, max=1, help="Only the likeliest tokens that reach this probability.")
     ] = 1.0,
+    ema: Annotated[bool, typer.Option("--ema", help="The average of the weights (training/ema) instead.")] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed says the same.")] = 0,
 ) -> None:
     """Generate text, shown while it is made.
@@ -30,12 +31,13 @@ def generate_command(
     from holdfast.models.pretrained.source import is_model
 
     pretrained = not (run / "config.yaml").is_file() and is_model(run)
-    if pretrained and checkpoint:
-        raise UserError(f"--checkpoint: {run} is a pretrained model, which has no checkpoints")
+    if pretrained and (checkpoint or ema):
+        given = "--checkpoint" if checkpoint else "--ema"
+        raise UserError(f"{given}: {run} is a pretrained model, which has no checkpoints")
 
     from holdfast.evaluation.decoding import Sampler, stream
 
-    runner, tokenizer, models = _model(run) if pretrained else _checkpoints(run, checkpoint or ["latest"])
+    runner, tokenizer, models = _model(run) if pretrained else _checkpoints(run, checkpoint or ["latest"], ema=ema)
     sampler = Sampler(temperature, top_k, top_p)
     streams = [
         stream(runner, params, tokenizer, prompt, max_new_tokens=tokens, sampler=sampler, seed=seed)
@@ -47,7 +49,7 @@ def generate_command(
         _show_many(prompt, list(models), streams)
 
 
-def _checkpoints(run: Path, names: list[str]) -> tuple[Any, Any, dict[str, Any]]:
+def _checkpoints(run: Path, names: list[str], *, ema: bool) -> tuple[Any, Any, dict[str, Any]]:
     """What checkpoints of a run are decoded with, and their weights by title."""
     from holdfast.evaluation.forward import Runner
     from holdfast.models.decoder import Decoder
@@ -56,9 +58,12 @@ def _checkpoints(run: Path, names: list[str]) -> tuple[Any, Any, dict[str, Any]]
 
     opened = open_run(run)
     infos = [opened.checkpoint(name) for name in names]
-    trainer = opened.trainer(names[0])
+    trainer = opened.empty_trainer() if ema else opened.trainer(names[0])
     runner = Runner(Decoder(trainer.model_spec), trainer.model_spec, trainer.topology)
-    weights = [trainer.state.params, *(load_weights(trainer, info) for info in infos[1:])]
+    if ema:
+        weights = [load_weights(trainer, info, "ema") for info in infos]
+    else:
+        weights = [trainer.state.params, *(load_weights(trainer, info) for info in infos[1:])]
     titles = [f"{name} (step {info.step:,})" for name, info in zip(names, infos, strict=True)]
     return runner, trainer.tokenizer, dict(zip(titles, weights, strict=True))
 

@@ -1,5 +1,6 @@
 """The report of a run: one HTML file that needs nothing else."""
 
+import dataclasses
 import string
 from collections.abc import Sequence
 from html import escape
@@ -62,6 +63,7 @@ def render(run: Run) -> str:
         *before,
         _matrices(run),
         _metrics(run),
+        _averaged(run),
         *drawn.values(),
         _examples(surely_forgotten(run)),
         work,
@@ -149,6 +151,23 @@ def _metrics(run: Run) -> str:
         '<section id="metrics"><h2>Metrics of the matrix</h2><p class="muted">Of higher-is-better scores: losses count '
         f"negative, so for every measure a positive forgetting is a loss of skill.</p>{table}"
         f'<dl class="words">{meanings}</dl>{told}</section>'
+    )
+
+
+def _averaged(run: Run) -> str:
+    """The matrices of the average of the weights, folded: those of the weights themselves come first."""
+    if run.averaged is None:
+        return ""
+    decay = run.results.get("ema", {}).get("decay") or (run.config.get("training") or {}).get("ema")
+    drawn = [
+        dataclasses.replace(each, name=f"ema_{each.name}", title=f"averaged weights: {each.title}")
+        for each in heats(run.averaged)
+    ]
+    shown = "".join(heat.html(each) for each in drawn)
+    return (
+        f'<section id="ema"><h2>Averaged weights (EMA, decay {escape(str(decay))})</h2><p class="muted">What an '
+        "exponential average of the trained parameters scored at the same steps; everything else on this page is of "
+        f"the weights themselves.</p><details><summary>{len(drawn)} matrices</summary>{shown}</details></section>"
     )
 
 

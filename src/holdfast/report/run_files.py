@@ -1,5 +1,6 @@
 """A run as its files tell it: finished, in progress, killed or copied elsewhere. Nothing here imports JAX."""
 
+import dataclasses
 import functools
 import json
 from collections.abc import Mapping
@@ -182,6 +183,16 @@ class Run:
         points = [point for point in self.points if point.row is not None and point.row <= len(stages)]
         names = [stage.name for stage in stages]
         return ScoreMatrix.from_points(points, names, tasks, homes, tasks_not_learned(points, chance))
+
+    @functools.cached_property
+    def averaged(self) -> "Run | None":
+        """The run as the average of its weights (`training/ema`) scored, None where it has none."""
+        scored = [{**record, **record["ema"]} for record in self.point_records if "ema" in record]
+        if not scored:
+            return None
+        others = [record for record in self.records if record.get("kind") != "evaluation"]
+        results = {**self.results, **self.results.get("ema", {}), "points": scored}
+        return dataclasses.replace(self, records=others, results=results)
 
     def row_point(self, row: int) -> Point | None:
         """The evaluation that is a row of the matrix."""

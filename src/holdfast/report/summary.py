@@ -1,5 +1,6 @@
 """A run on the terminal: one sentence, the score matrix, its metrics, and where the report is."""
 
+import dataclasses
 from pathlib import Path
 
 from rich.console import Console
@@ -30,6 +31,9 @@ def print_summary(run_dir: Path, console: Console | None = None) -> None:
         heat = matrix_heat(run, measure)
         if heat is not None:
             console.print(matrix_table(heat))
+        averaged = matrix_heat(run.averaged, measure) if run.averaged is not None else None
+        if averaged is not None:
+            console.print(matrix_table(dataclasses.replace(averaged, title=f"averaged weights: {averaged.title}")))
     metrics = metrics_table(run)
     if metrics is not None:
         console.print(metrics)

@@ -200,7 +200,7 @@ class Averager:
         """The rows of the matrix that the run had up to the first checkpoint."""
         past = min(self.infos[0].manifest["stage"] + 1, last - 1)
         return [
-            point
+            {key: value for key, value in point.items() if key != measure.EMA}
             for point in self.infos[1].manifest["points"]
             if (point["row"] or 0) <= past and point["row"] is not None
         ]

@@ -181,6 +181,7 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
             schedule=self.learning_rate,
             z_loss=self.settings.run.z_loss,
             trainable=self.trainable,
+            ema=self.settings.run.ema,
         )
         return {False: plain, True: plain.penalised(names, self.settings.penalty.target)}
 

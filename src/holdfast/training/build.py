@@ -86,7 +86,11 @@ def described_state(kind: type[TrainState], objective: Objective, mesh: jax.shar
         params, base = tree_of({**leaves, **adapters}), Base("described")
     state = _state(kind, objective, lambda value: _placed(value, replicated)).replace(params=params, base=base)
     shapes = jax.eval_shape(lambda params: objective.optimizer.init(objective.trained(params)), params)
-    return state.replace(opt_state=jax.tree.map(_placed, shapes, _optimizer_shardings(objective, params, replicated)))
+    state = state.replace(opt_state=jax.tree.map(_placed, shapes, _optimizer_shardings(objective, params, replicated)))
+    if not objective.ema:
+        return state
+    average = jax.eval_shape(objective.average_of, params)
+    return state.replace(ema=jax.tree.map(_placed, average, _trained_shardings(objective, params)))
 
 
 def _placed(leaf: Any, sharding: Any) -> Any:
@@ -95,9 +99,12 @@ def _placed(leaf: Any, sharding: Any) -> Any:
 
 def _optimizer_shardings(objective: Objective, params: Any, replicated: Any) -> Any:
     """Where the optimizer's state lies, from the parameters as arrays or shapes with shardings."""
-    whole = params if objective.trainable is None else objective.trainable.whole(params)
     trained = jax.eval_shape(objective.trained, params)
-    return state_shardings(objective.optimizer, trained, shardings_of(whole), replicated)
+    return state_shardings(objective.optimizer, trained, _trained_shardings(objective, params), replicated)
+
+
+def _trained_shardings(objective: Objective, params: Any) -> Any:
+    return shardings_of(params if objective.trainable is None else objective.trainable.whole(params))
 
 
 def _state(kind: type[TrainState], objective: Objective, scalar: Any) -> TrainState:
@@ -112,6 +119,7 @@ def _state(kind: type[TrainState], objective: Objective, scalar: Any) -> TrainSt
         "skipped_in_a_row": scalar(jnp.int32(0)),
         "objective": objective,
         "base": None,
+        "ema": None,
     }
     if issubclass(kind, KLDivergenceTrainState):
         fields["beta"] = scalar(jnp.float32(0))
@@ -134,7 +142,11 @@ def begun(state: TrainState, params: Any, seed: int, source: str | None = None) 
         params = tree_of({**leaves, **adapters})
     placed = _optimizer_shardings(objective, params, state.skipped.sharding)
     fresh = jax.jit(lambda params: objective.optimizer.init(objective.trained(params)), out_shardings=placed)
-    return state.replace(params=params, opt_state=fresh(params), base=base)
+    state = state.replace(params=params, opt_state=fresh(params), base=base)
+    if not objective.ema:
+        return state
+    average = jax.jit(objective.average_of, out_shardings=_trained_shardings(objective, params))
+    return state.replace(ema=average(params))
 
 
 def restore_target(state: TrainState, reference: str | None) -> dict[str, Any]:

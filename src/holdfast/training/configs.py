@@ -202,6 +202,13 @@ class RunConfig:
     z_loss: float = field(
         "training/z_loss", default=0.0, help="weight of the squared log-normaliser in the loss", ge=0, le=1
     )
+    ema: float = field(
+        "training/ema",
+        default=0.0,
+        help="decay of an exponential average of the trained parameters, such as 0.999; 0 = off",
+        ge=0,
+        lt=1,
+    )
     max_skipped: int = field(
         "training/max_skipped_steps",
         default=10,

@@ -24,12 +24,15 @@ class Exported:
     step: int
 
 
-def export_run(run: str, folder: Path, family: str | None = None, *, adapters: bool = False) -> Exported:
+def export_run(
+    run: str, folder: Path, family: str | None = None, *, adapters: bool = False, ema: bool = False
+) -> Exported:
     """Write the model of `RUN[@CHECKPOINT]` with its tokenizer and a model card; adapters are merged.
 
     Args:
         family: as which it is written; None takes the first that can express it.
         adapters: write them alone, as the `peft` library reads them.
+        ema: write the average of the weights (`training/ema`) instead of the weights.
     """
     check_free(folder)
     info = named_checkpoint(run)
@@ -37,12 +40,12 @@ def export_run(run: str, folder: Path, family: str | None = None, *, adapters: b
     chosen = family_for(spec, family).model_type  # refused before anything is read
     run_dir = info.path.parent.parent
     name = run.partition("@")[2] or "latest"
-    card = run_card(run_dir, name, info.manifest, chosen, spec)
+    card = run_card(run_dir, f"{name} (average of the weights)" if ema else name, info.manifest, chosen, spec)
     tokenizer = load_tokenizer(run_dir / "tokenizer")
     if adapters:
         _save_adapters(info, spec, folder, tokenizer, chosen, card)
         return Exported(chosen, spec, info.step)
-    params = checkpoint_params(info, spec, local_mesh())
+    params = checkpoint_params(info, spec, local_mesh(), "ema" if ema else "params")
     save_pretrained(params, spec, folder, tokenizer, family=chosen, card=card)
     return Exported(chosen, spec, info.step)
 

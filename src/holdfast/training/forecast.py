@@ -214,6 +214,7 @@ def cost(job: str, drawn: Blueprint[Any]) -> dict[str, Any]:
         "gradients": _bytes(trained),
         "optimizer": _bytes(state),
         "reference": _bytes(reference) if needs_reference else 0,
+        "average": _numbers(trained) * 4 if drawn.settings.run.ema else 0,
         "activations": rows * curriculum.block_size * per_token * width,
     }
     flops = spec.flops_per_token()
@@ -229,6 +230,12 @@ def cost(job: str, drawn: Blueprint[Any]) -> dict[str, Any]:
         "total_flops": total,
         "estimated_memory": {**memory, "total": sum(memory.values()), "micro_batch_rows": rows},
     }
+
+
+def _numbers(tree: Any) -> int:
+    import jax
+
+    return int(sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(tree)))
 
 
 def _bytes(tree: Any) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.training.base import BaseTrainer
 
 RESULTS = "results.json"
+EMA = "ema"  # what the average of the weights scored, beside what the weights did
 
 
 def build_evaluator(
@@ -82,8 +83,13 @@ class Meter:
             if processes.is_first():
                 write_examples(self.trainer.spec.run_dir / "evaluations" / str(step), results)
         point = self.point(step, measurement, results)
+        average = state.ema_params() if measurement else None
+        if average is not None:
+            scored = self.point(step, measurement, self.evaluator.evaluate(average, reference))
+            point[EMA] = {key: scored[key] for key in ("scores", "intervals", "facts")}
         self.progress.points.append(point)
-        return {key: point[key] for key in ("scores", "row", "at", "stage", "intervals", "facts")}
+        kept = ("scores", "row", "at", "stage", "intervals", "facts", EMA)
+        return {key: point[key] for key in kept if key in point}
 
     def point(self, step: int, measurement: Measurement | None, results: dict[str, TaskResult]) -> dict[str, Any]:
         """An evaluation as `results.json` and manifests hold it."""
@@ -108,21 +114,30 @@ class Meter:
             extra: further keys.
         """
         stages = self.trainer.stages.stages if stages is None else stages
+        known = self.progress.points
+        averaged = [{**point, **point[EMA]} for point in known if EMA in point]
+        if averaged:
+            scored = self._matrix(stages, averaged).to_results()
+            kept = {name: scored[name] for name in ("matrix", "metrics", "not_learned")}
+            extra[EMA] = {"decay": self.trainer.settings.run.ema, **kept}
+        leaks = [asdict(leak) for leak in self.trainer.data.leaks]
+        return {**self._matrix(stages, known).to_results(**extra), "points": known, "leaks": leaks}
+
+    def _matrix(self, stages: Sequence[Stage], records: Sequence[Mapping[str, Any]]) -> ScoreMatrix:
+        """The score matrix of evaluations as manifests hold them."""
         datasets = [[sampling.name for sampling in stage.mixture] for stage in stages]
         tasks = task_names(self.trainer.config.evaluations, datasets)
-        points = [Point.from_dict(point) for point in self.progress.points]
-        chance = {task: facts["chance"] for point in self.progress.points for task, facts in point["facts"].items()}
+        points = [Point.from_dict(record) for record in records]
+        chance = {task: facts["chance"] for record in records for task, facts in record["facts"].items()}
         # Small probes are too noisy to say that something was learned; so is luck before training.
         judged = [point for point in points if point.row]
-        matrix = ScoreMatrix.from_points(
+        return ScoreMatrix.from_points(
             points,
             [stage.name for stage in stages],
             tasks,
             task_homes(tasks, datasets),
             not_learned=tasks_not_learned(judged, chance),
         )
-        leaks = [asdict(leak) for leak in self.trainer.data.leaks]
-        return {**matrix.to_results(**extra), "points": self.progress.points, "leaks": leaks}
 
     def write_results(self, *, finished: bool) -> None:
         """Write `results.json`, once something was measured."""

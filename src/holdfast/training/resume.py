@@ -92,11 +92,11 @@ def load(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:
 def look(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> None:
     """Give a trainer the weights of a checkpoint, and the reference where it holds one; not the optimizer's state."""
     if WEIGHTS_ALONE in info.manifest:
-        trainer.state = trainer.state.replace(params=load_weights(trainer, info), base=None)
+        trainer.state = trainer.state.replace(params=load_weights(trainer, info), base=None, ema=None)
         return
     state, reference = _beginning(trainer, info)
     target = build.restore_target(state, reference)
-    part = {name: array for name, array in target.items() if name in ("params", "reference")}
+    part = {name: array for name, array in target.items() if name in ("params", "reference", "ema")}
     trainer.state = build.with_arrays(state, weights.read_arrays(info, part), reference)
 
 
@@ -111,10 +111,14 @@ def _beginning(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> tuple[
     return state, reference
 
 
-def load_weights(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo) -> Any:
-    """The parameters of a checkpoint alone, placed as the trainer's, adapters added to their kernels."""
+def load_weights(trainer: "BaseTrainer[Any, Any]", info: CheckpointInfo, item: str = "params") -> Any:
+    """The parameters of a checkpoint alone, placed as the trainer's, adapters added to their kernels.
+
+    Args:
+        item: as for `weights.checkpoint_params`.
+    """
     check_model(trainer, info)
-    return weights.checkpoint_params(info, trainer.model_spec, trainer.topology.mesh)
+    return weights.checkpoint_params(info, trainer.model_spec, trainer.topology.mesh, item)
 
 
 def init_from(trainer: "BaseTrainer[Any, Any]", name: str) -> None:

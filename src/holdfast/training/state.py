@@ -30,6 +30,7 @@ class Objective:
         penalty: the registered penalty, None where the stage has none (no reference forward is compiled then).
         target: KL budget in nats per token, None where beta is fixed.
         trainable: the part of the parameters that is trained, None where that is all of them.
+        ema: decay of the average of the trained parameters, 0 where there is none.
     """
 
     model: ModelSpec
@@ -39,6 +40,7 @@ class Objective:
     penalty: Any = None
     target: float | None = None
     trainable: Trainable | None = None
+    ema: float = 0.0
 
     @property
     def lora(self) -> Lora | None:
@@ -48,6 +50,10 @@ class Objective:
     def trained(self, params: Any) -> Any:
         """The part of the parameters that gradients and optimizer state exist for."""
         return params if self.trainable is None else self.trainable.part(params)
+
+    def average_of(self, params: Any) -> Any:
+        """The average of trained parameters before the first step, in arrays of its own: they themselves."""
+        return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32, copy=True), self.trained(params))
 
     def completed(self, params: Any, trained: Any) -> Any:
         """All parameters, with a trained part in the place of theirs."""
@@ -83,16 +89,26 @@ class TrainState(train_state.TrainState):
     skipped_in_a_row: jax.Array
     objective: Objective = struct.field(pytree_node=False)
     base: Base | None = struct.field(pytree_node=False)  # what the adapters belong to, if there are any
+    ema: Any  # average of the trained part in float32, None where there is none
 
     def arrays(self) -> dict[str, Any]:
         """The arrays that a checkpoint holds; what is static is derived from the config and the step."""
-        return {
+        held = {
             "step": self.step,
             "params": self.params if self.base is None else adapters_of(self.params),
             "opt_state": self.opt_state,
             "skipped": self.skipped,
             "skipped_in_a_row": self.skipped_in_a_row,
         }
+        return held if self.ema is None else {**held, "ema": self.ema}
+
+    def ema_params(self) -> Any:
+        """All parameters with the average in the place of what is trained, None where there is no average."""
+        if self.ema is None:
+            return None
+        trained = self.objective.trained(self.params)
+        average = jax.tree.map(lambda mean, own: mean.astype(own.dtype), self.ema, trained)
+        return self.objective.completed(self.params, average)
 
     def entered(self, stage: Stage, objective: Objective) -> Self:
         """The state at the start of a stage."""

@@ -41,13 +41,16 @@ def train_step(
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
 
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
+    params = keep(params, trained)
     stepped = state.replace(
         step=state.step + 1,
-        params=state.objective.completed(state.params, keep(params, trained)),
+        params=state.objective.completed(state.params, params),
         opt_state=keep(opt_state, state.opt_state),
         skipped=state.skipped + (1 - finite.astype(jnp.int32)),
         skipped_in_a_row=in_a_row,
     )
+    if state.ema is not None:
+        stepped = stepped.replace(ema=keep(averaged(state.ema, params, state.objective.ema), state.ema))
     meta = {
         **parts,
         "grad_norm": norm,
@@ -59,6 +62,15 @@ def train_step(
         meta["beta"] = state.beta
         stepped = stepped.replace(beta=next_beta(state, parts["penalty"], finite))
     return stepped, loss, meta
+
+
+def averaged(ema: Any, params: Any, decay: float) -> Any:
+    """decay · ema + (1 − decay) · params, in float32.
+
+    >>> float(averaged({"w": jnp.float32(1.0)}, {"w": jnp.float32(3.0)}, 0.75)["w"])
+    1.5
+    """
+    return jax.tree.map(lambda mean, new: mean + (1 - decay) * (new.astype(jnp.float32) - mean), ema, params)
 
 
 def accumulated(loss_fn: Any, state: TrainState, batch: Batch, key: jax.Array) -> Any:

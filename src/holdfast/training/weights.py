@@ -24,8 +24,10 @@ def checkpoint_params(info: CheckpointInfo, spec: ModelSpec, mesh: jax.sharding.
     """The parameters of a checkpoint on a mesh, its adapters added to their kernels.
 
     Args:
-        item: `params`, or `reference` where the checkpoint has one.
+        item: `params`; or `reference` or `ema`, the average, where the checkpoint has one.
     """
+    if item == "ema":
+        return _averaged_params(info, spec, mesh)
     plain, base = abstract_params(spec, mesh), info.manifest.get("base")
     held = "adapters" if item == "params" else base and base["reference"]
     if base is None or held == "all":
@@ -34,9 +36,32 @@ def checkpoint_params(info: CheckpointInfo, spec: ModelSpec, mesh: jax.sharding.
     if held == "base":
         return weights
     adapters = read_arrays(info, {item: abstract_adapters(info, spec, plain)})[item]
-    leaves = {**leaves_of(weights), **leaves_of(adapters)}
-    placed = leaves_of(shardings_of(weights))
-    return tree_of(jax.jit(merged, out_shardings=placed)(leaves))
+    return _merged(weights, adapters)
+
+
+def _merged(base: Any, adapters: Any) -> Any:
+    leaves = {**leaves_of(base), **leaves_of(adapters)}
+    return tree_of(jax.jit(merged, out_shardings=leaves_of(shardings_of(base)))(leaves))
+
+
+def _averaged_params(info: CheckpointInfo, spec: ModelSpec, mesh: jax.sharding.Mesh) -> Any:
+    """The average of a checkpoint in the place of the parameters that it is of."""
+    if not info.manifest["config"].get("training/ema") or "average" in info.manifest:
+        raise UserError(f"{info.path}: it holds no average of the weights: it was made without training/ema")
+    trainable, has_base = trainable_of(info.manifest["config"], spec), "base" in info.manifest
+    plain = abstract_params(spec, mesh)
+    held = abstract_adapters(info, spec, plain) if has_base else plain
+    shapes = held if trainable is None else jax.eval_shape(trainable.part, held)
+    placed = shardings_of(held if trainable is None else trainable.whole(held))
+    target = jax.tree.map(lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, "float32", sharding=at), shapes, placed)
+    arrays = read_arrays(info, {"params": held, "ema": target})
+
+    def averaged(arrays: Any) -> Any:
+        whole = arrays["ema"] if trainable is None else trainable.completed(arrays["params"], arrays["ema"])
+        return jax.tree.map(lambda mean, own: mean.astype(own.dtype), whole, arrays["params"])
+
+    average = jax.jit(averaged, out_shardings=shardings_of(held))(arrays)
+    return _merged(base_params(info, spec, mesh), average) if has_base else average
 
 
 def base_params(info: CheckpointInfo, spec: ModelSpec, mesh: jax.sharding.Mesh) -> Any:
