@@ -16,10 +16,11 @@ def run(bench: Bench) -> dict[str, Any]:
     config = bench.options("small")
     training = {**config["training"], "per_device_batch_size": -1}
     config = {**config, "training": training, "logging": {"report_interval": 1}}
-    file = runs.write_config(bench.folder / "start.yaml", config)
     first, second = [], []
     for pair in range(1 if bench.quick else PAIRS):
         cache = bench.folder / f"start-{pair}"
+        ours = {**config, "data": {**config["data"], "cache": str(cache)}}  # the config's own folder would win
+        file = runs.write_config(bench.folder / f"start-{pair}.yaml", ours)
         log = bench.log("start-prepare")
         runs.check(runs.holdfast("prepare", str(file), cache=cache, log=log), log)
         for number, found in enumerate((first, second)):
