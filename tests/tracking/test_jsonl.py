@@ -1,5 +1,6 @@
 """metrics.jsonl: exact numbers, whole lines, cut back at any length."""
 
+import errno
 import json
 import math
 
@@ -9,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.errors import RunError
+from holdfast.execution.storage import Patience
 from holdfast.tracking import Event, RunInfo, Tracker
-from holdfast.tracking.jsonl import JsonlSink, encode, metrics_length, read, truncate
+from holdfast.tracking.jsonl import JsonlSink, encode, read, truncate
 
 
 def train(step: int, **values) -> Event:
@@ -92,8 +95,60 @@ def test_what_json_cannot_hold_is_an_error():
         encode({"a": object()})
 
 
-def test_metrics_length_of_a_tracker(tmp_path):
+class Refusing:
+    """A file on a disk that takes half of a line, so many times."""
+
+    def __init__(self, file, times):
+        self.file = file
+        self.times = times
+
+    def write(self, line):
+        if self.times:
+            self.times -= 1
+            self.file.write(line[: len(line) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(line)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def test_a_line_that_was_torn_is_written_again_over_itself(tmp_path):
+    said = []
+    sink = JsonlSink(RunInfo(tmp_path, patience=Patience(30, say=said.append)))
+    sink.log(train(1))
+    sink._file = Refusing(sink._file, 1)
+    sink.log(train(2))
+    sink.log(train(3))
+    assert sink.length() == sink.path.stat().st_size
+    sink.close()
+    assert [record["step"] for record in read(sink.path)] == [1, 2, 3]
+    assert "the disk is full; trying again" in said[0]
+
+
+def test_records_that_cannot_be_written_end_the_run(tmp_path):
     with Tracker.open(["jsonl"], RunInfo(tmp_path)) as tracker:
         tracker.log("train", 1, 8, {"loss": 1.0})
-        assert metrics_length(tracker) == (tmp_path / "metrics.jsonl").stat().st_size
-    assert metrics_length(Tracker({})) is None
+        sink = tracker.sink("jsonl")
+        sink._file = Refusing(sink._file, 1)
+        with pytest.raises(RunError, match=r"metrics\.jsonl: the disk is full; what was saved before is intact"):
+            tracker.log("train", 2, 16, {"loss": 1.0})
+    assert [record["step"] for record in read(tmp_path / "metrics.jsonl")] == [1]
+
+
+def test_records_that_are_gone_are_not_filled_up_with_zeros(tmp_path):
+    sink = JsonlSink(RunInfo(tmp_path))
+    sink.log(train(1))
+    sink._file = Refusing(sink._file, 1)
+    sink.path.write_bytes(b"")
+    with pytest.raises(RunError):
+        sink.log(train(2))
+    with pytest.raises(RunError, match="reports an error"):
+        sink.log(train(3))
+    assert b"\0" not in sink.path.read_bytes()
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_not_a_warning(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(RunError):
+        Tracker.open(["jsonl"], RunInfo(tmp_path / "file" / "run"))

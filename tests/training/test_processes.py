@@ -187,7 +187,7 @@ def test_without_a_launcher_the_others_notice_too(runs: Runs) -> None:
     assert "Traceback" not in errors
 
 
-def test_a_process_that_hangs_ends_all_with_a_message_and_the_stacks(runs: Runs) -> None:
+def test_a_process_that_hangs_ends_all_with_a_message_and_the_same_command_goes_on(runs: Runs) -> None:
     launcher = runs.start("hangs", 2, 2, *MESHES["data"], "topology.step_timeout=5")
     until(launcher, runs.path("hangs"), 9)
     os.kill(child(launcher, 1), signal.SIGSTOP)
@@ -197,6 +197,8 @@ def test_a_process_that_hangs_ends_all_with_a_message_and_the_stacks(runs: Runs)
     assert "process 0 of 2 ended with exit code 124" in output.splitlines()[-1]
     assert "loop.py" in (runs.path("hangs") / "stuck-process-0.txt").read_text()
     assert "at step" in output
+    resumed = runs.finish("hangs", 2, 2, *MESHES["data"])
+    killing.assert_identical(runs.whole(2, 2, "data"), resumed, runs.env(4), runs.folder)
 
 
 def test_a_signal_to_one_process_stops_all_at_one_step(runs: Runs) -> None:

@@ -29,6 +29,7 @@ from holdfast.cli.show import show_command
 from holdfast.cli.submit import submit_command
 from holdfast.cli.tokenizer import app as tokenizer_app
 from holdfast.errors import RunError, UserError
+from holdfast.execution.storage import failed_line
 
 app = typer.Typer(
     name="holdfast",
@@ -89,4 +90,10 @@ def main() -> None:
         sys.exit(2)
     except RunError as error:
         print(f"failed: {error}", file=sys.stderr)
+        sys.exit(1)
+    except Exception as error:
+        line = failed_line(error)
+        if line is None:
+            raise
+        print(line, file=sys.stderr)
         sys.exit(1)

@@ -5,6 +5,7 @@ files are cut back to the journal's last line, the source is read again up to th
 the rest is appended: the finished store does not depend on where, or how often, the work was interrupted.
 """
 
+import contextlib
 import copy
 import hashlib
 import io
@@ -27,8 +28,9 @@ from holdfast.data.progress import Progress
 from holdfast.data.sources import find_source
 from holdfast.data.store import FORMAT, RECORD, Prepared
 from holdfast.data.tokenizers import Tokenizer
-from holdfast.errors import ConfigError, UserError
+from holdfast.errors import ConfigError, RunError, UserError
 from holdfast.execution.files import sync
+from holdfast.execution.storage import unreachable
 
 STREAM_TOKENS = 1_000_000_000  # taken from an endless stream unless data/max_tokens says otherwise
 JOURNAL_SECONDS = 2.0  # between two commits: at most this much work is lost by a kill
@@ -70,7 +72,7 @@ def prepare(source_name: str, split: str, *, data: DataConfig, tokenizer: Tokeni
             raise ConfigError(
                 "data/cache", str(data.cache_path()), "a folder that can be written", str(error)
             ) from None
-        with store.lock(job.path, lambda: _say_waiting(job, progress)):
+        with _kept_if_refused(job), store.lock(job.path, lambda: _say_waiting(job, progress)):
             if not job.path.exists():
                 _make(job, progress)
     prepared = Prepared.open(job.path)
@@ -78,6 +80,23 @@ def prepare(source_name: str, split: str, *, data: DataConfig, tokenizer: Tokeni
     if "rows" in ledger:  # stores of the first days do not say of how many rows the broken ones are
         _judge(job, ledger["broken"], ledger["rows"], last=not ledger["stopped_at_max_tokens"])
     return prepared
+
+
+@contextlib.contextmanager
+def _kept_if_refused(job: _Job) -> Iterator[None]:
+    """End with one line where the disk refuses to take more; the journal says what it has taken."""
+    try:
+        yield
+    except OSError as error:
+        elsewhere = error.filename and not Path(error.filename).is_relative_to(job.data.cache_path())
+        reason = unreachable(error)
+        if reason is None or elsewhere:
+            raise
+        what = f"{job.source.name}/{job.split}"
+        raise RunError(
+            f"data/cache {job.data.cache_path()}: {reason}; what was prepared of {what} is kept: mend the disk or "
+            "choose another data/cache, and the same command goes on"
+        ) from error
 
 
 def find_prepared(source_name: str, split: str, *, data: DataConfig, tokenizer: Tokenizer) -> Prepared | None:

@@ -83,7 +83,7 @@ def finish(folder: Path, ledger: dict[str, Any], token_bytes: NDArray[np.int32])
     _write_offsets(folder / "offsets.npy", records)
     _write_column(folder / "prompt_lengths.npy", records, "prompt", np.dtype("<u4"))
     _write_column(folder / "doc_bytes.npy", records, "bytes", np.dtype("<u4"))
-    keys = np.lib.format.open_memmap(folder / "keys.npy", "w+", np.dtype("<u8"), (len(records), 2))
+    keys = _new_array(folder / "keys.npy", np.dtype("<u8"), (len(records), 2))
     for start in range(0, len(records), CHUNK):
         part = records[start : start + CHUNK]
         keys[start : start + CHUNK] = np.stack([part["key"], part["group"]], axis=1)
@@ -94,8 +94,16 @@ def finish(folder: Path, ledger: dict[str, Any], token_bytes: NDArray[np.int32])
     write_json(folder / LEDGER, ledger)
 
 
+def _new_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array in a file whose room is there: a page that a full disk has no room for would end the process."""
+    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
+
+
 def _write_offsets(path: Path, records: NDArray[Any]) -> None:
-    offsets = np.lib.format.open_memmap(path, "w+", np.dtype("<i8"), (len(records) + 1,))
+    offsets = _new_array(path, np.dtype("<i8"), (len(records) + 1,))
     total = 0
     for start in range(0, len(records), CHUNK):
         ends = total + np.cumsum(records["length"][start : start + CHUNK], dtype=np.int64)
@@ -105,7 +113,7 @@ def _write_offsets(path: Path, records: NDArray[Any]) -> None:
 
 
 def _write_column(path: Path, records: NDArray[Any], name: str, dtype: np.dtype[Any]) -> None:
-    column = np.lib.format.open_memmap(path, "w+", dtype, (len(records),))
+    column = _new_array(path, dtype, (len(records),))
     for start in range(0, len(records), CHUNK):
         column[start : start + CHUNK] = records[name][start : start + CHUNK]
     _flush(column)

@@ -5,17 +5,26 @@ A checkpoint is written asynchronously under a temporary name and renamed when i
 What only lists or names checkpoints needs no JAX.
 """
 
+import contextlib
+import functools
 import json
+import logging
 import re
 import shutil
+import sys
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from holdfast.errors import UserError
+from holdfast.errors import RunError, UserError
 from holdfast.execution import processes
 from holdfast.execution.files import write_atomically
+from holdfast.execution.storage import Patience, disk_reason, gave_up, unreachable
+
+T = TypeVar("T")
 
 STATE, MANIFEST = "state", "manifest"
 TEMPORARY = ".orbax-checkpoint-tmp"  # Orbax's name for what is not complete; left over, it is removed
@@ -55,9 +64,23 @@ def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
 def _read_manifest(path: Path) -> dict[str, Any] | None:
     try:
         manifest = json.loads((path / MANIFEST / "metadata").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if unreachable(error) is not None:  # the checkpoint may be good
+            raise
         return None
     return manifest if isinstance(manifest, dict) else None
+
+
+def unusable_checkpoints(folder: Path) -> dict[str, str]:
+    """Checkpoints that do not count, by their folder's name, each with why: not finished, or damaged."""
+    found = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        step, mark, rest = path.name.partition(TEMPORARY)
+        if mark and step.isdigit() and "removed" not in rest:
+            found[path.name] = "it was not finished"
+        elif path.name.isdigit() and _read_manifest(path) is None:
+            found[path.name] = f"{path / MANIFEST / 'metadata'} is missing or damaged"
+    return found
 
 
 def find_checkpoint(folder: Path, name: str) -> CheckpointInfo:
@@ -111,11 +134,11 @@ def kept_steps(infos: Iterable[CheckpointInfo], rolling: int) -> set[int]:
     return kept | set(newest_best.values())
 
 
-def set_aside(info: CheckpointInfo) -> None:
+def set_aside(path: Path) -> None:
     """Put a checkpoint that cannot be read out of the way, so that its step can be saved again."""
-    aside = info.path.parent / f"unreadable-{info.step}"
+    aside = path.with_name(f"unreadable-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
-    info.path.rename(aside)
+    path.rename(aside)
 
 
 def rename(infos: Iterable[CheckpointInfo], names_of: Callable[[int], Iterable[str]]) -> None:
@@ -132,6 +155,43 @@ def rename(infos: Iterable[CheckpointInfo], names_of: Callable[[int], Iterable[s
             write_atomically(info.path / MANIFEST / "metadata", json.dumps({**info.manifest, "tags": tags}))
 
 
+@functools.cache
+def _quiet_orbax() -> None:
+    """Keep Orbax from printing what it raises anyway.
+
+    It warns of what we ask it for, logs every error, and after one TensorStore still answers to an event loop that
+    Orbax has closed.
+    """
+    from absl import logging as absl_logging
+
+    absl_logging.set_verbosity(absl_logging.FATAL)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    shown = sys.unraisablehook
+
+    def hook(trouble: "sys.UnraisableHookArgs") -> None:
+        if str(trouble.exc_value) != "Event loop is closed":
+            shown(trouble)
+
+    sys.unraisablehook = hook
+
+
+def _by_daemon(action: Callable[[], T]) -> T:
+    """Do something in a thread whose own threads end with the process.
+
+    After a failure Orbax leaves threads that wait minutes for each other; Python would not end before them.
+    """
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(action())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return outcome.result()
+
+
 class CheckpointStore:
     """Writes and reads the checkpoints of one run; open it in `run()` and close it in a `finally`.
 
@@ -141,17 +201,25 @@ class CheckpointStore:
     Args:
         folder: the run's `checkpoints` folder.
         rolling: how many of the newest to keep besides the tagged ones.
+        patience: how long to wait for a disk that refuses.
     """
 
-    def __init__(self, folder: Path, *, rolling: int = 2, read_only: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, rolling: int = 2, read_only: bool = False, patience: Patience | None = None
+    ) -> None:
         import orbax.checkpoint as ocp
-        from absl import logging
 
-        logging.set_verbosity(logging.ERROR)  # Orbax warns of what we ask it for
+        _quiet_orbax()
         self._ocp = ocp
         self.folder = folder.absolute()
         self.rolling = rolling
         self.read_only = read_only
+        self._patience = patience or Patience(0)
+        self._writing = -1  # the step whose checkpoint is being written
+        self._manager = self._open()
+
+    def _open(self) -> Any:
+        ocp, read_only = self._ocp, self.read_only
         if not read_only and processes.is_first():
             self.folder.mkdir(parents=True, exist_ok=True)
             for leftover in self.folder.glob(f"*{TEMPORARY}*"):
@@ -161,7 +229,7 @@ class CheckpointStore:
         by_itself = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
         if not read_only:
             processes.barrier("checkpoints")
-        self._manager = ocp.CheckpointManager(
+        return ocp.CheckpointManager(
             self.folder,
             item_names=(STATE, MANIFEST),
             options=ocp.CheckpointManagerOptions(
@@ -172,18 +240,60 @@ class CheckpointStore:
             ),
         )
 
-    def save(self, step: int, state: Any, manifest: dict[str, Any]) -> None:
+    def save(self, step: int, state: Any, manifest: dict[str, Any], *, durable: bool = False) -> None:
         """Start writing a checkpoint; it counts only when it is complete.
 
-        Orbax finishes the one before first, so what is pruned here is older than a durable one.
+        Orbax finishes the one before first, so what is pruned here is older than a durable one. If that one could not
+        be finished, this one takes its place. While the disk refuses, it is tried again.
+
+        Args:
+            durable: return when it is complete; it is tried again until then. So is one that is kept for good.
         """
         args = self._ocp.args
-        self._manager.wait_until_finished()
-        self._prune()
-        saved = self._manager.save(
-            step, args=args.Composite(**{STATE: args.StandardSave(state), MANIFEST: args.JsonSave(manifest)})
-        )
-        assert saved, f"a checkpoint of step {step} is there already"
+        items = args.Composite(**{STATE: args.StandardSave(state), MANIFEST: args.JsonSave(manifest)})
+        durable = durable or any(_KEPT.fullmatch(tag) for tag in manifest["tags"])
+        self._settle()
+
+        def attempt() -> None:
+            if self._manager is None:
+                self._manager = self._open()
+            if self._writing == step and step in {info.step for info in list_checkpoints(self.folder)}:
+                return  # the try before this one was complete, and failed after that
+            self._writing = step
+            try:
+                self._prune()
+                saved = _by_daemon(lambda: self._manager.save(step, args=items))
+                assert saved, f"a checkpoint of step {step} is there already"
+                if durable:
+                    self._manager.wait_until_finished()
+            except Exception:
+                self._give_up_manager()
+                raise
+
+        # Several processes write together: one that tried again by itself would find nobody.
+        patience = self._patience if processes.count() == 1 else Patience(0)
+        patience.on(f"checkpoint {step}", attempt)
+
+    def _settle(self) -> None:
+        """Finish the checkpoint that is being written; one that the disk refused is named and left out."""
+        if self._manager is None:
+            return
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            reason = disk_reason(error)
+            if reason is None:
+                raise
+            self._give_up_manager()
+            if processes.count() > 1:
+                raise RunError(gave_up(f"checkpoint {self._writing}", reason, 0)) from error
+            self._patience.say(f"checkpoint {self._writing} could not be written and is left out: {reason}")
+
+    def _give_up_manager(self) -> None:
+        """Let go of a manager that failed: it remembers a step that is not there."""
+        manager, self._manager = self._manager, None
+        with contextlib.suppress(Exception):  # it raises once more what it has raised already
+            manager.close()
 
     def _prune(self) -> None:
         """Remove what need not be kept; one process decides and does it, under a name that counts for nothing."""
@@ -193,7 +303,9 @@ class CheckpointStore:
         kept = kept_steps(infos, self.rolling)
         for info in infos:
             if info.step not in kept:
-                shutil.rmtree(info.path.rename(self.folder / f"{info.step}{TEMPORARY}-removed"))
+                grave = self.folder / f"{info.step}{TEMPORARY}-removed"
+                shutil.rmtree(grave, ignore_errors=True)
+                shutil.rmtree(info.path.rename(grave))
 
     def restore(self, step: int, target: Any) -> Any:
         """The state of a step, placed as the target's shapes and shardings say."""
@@ -212,11 +324,17 @@ class CheckpointStore:
         return self._manager.restore(step, args=args.Composite(**{STATE: part}))[STATE]
 
     def wait(self) -> None:
-        """Wait until what was saved is durable."""
-        self._manager.wait_until_finished()
+        """Wait until what was saved is durable, or is known not to be."""
+        self._settle()
 
     def close(self) -> None:
         """Finish what is being written."""
-        self._manager.wait_until_finished()
-        self._prune()
+        self._settle()
+        if self._manager is None:
+            return
+        try:
+            self._prune()
+        except OSError as error:  # what is kept too long goes the next time
+            if disk_reason(error) is None:
+                raise
         self._manager.close()

@@ -43,6 +43,11 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
+def lock_file(run_dir: Path) -> Path:
+    """The file that is held while a process works on a run."""
+    return run_dir / "lock"
+
+
 @contextlib.contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
     """Hold a run's folder; a second process that wants it is refused.
@@ -50,11 +55,11 @@ def run_lock(run_dir: Path) -> Iterator[None]:
     The kernel lets go of the lock when the process ends, however it ends.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    path = run_dir / "lock"
+    path = lock_file(run_dir)
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "unknown"
             raise UserError(
@@ -66,12 +71,14 @@ def run_lock(run_dir: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            file.truncate(0)
+            # A disk that has turned read-only keeps the name of a process that ended.
+            with contextlib.suppress(OSError):
+                file.truncate(0)
 
 
 def is_locked(run_dir: Path) -> bool:
     """Whether a live process holds the run."""
-    path = run_dir / "lock"
+    path = lock_file(run_dir)
     if not path.exists():
         return False
     with path.open("a+") as file:

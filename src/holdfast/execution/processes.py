@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from holdfast.errors import RunError, UserError
+from holdfast.execution.storage import failed_line
 
 HEARTBEAT_SECONDS = 45  # JAX ends all processes between half of this and this after one is gone
 ALIVE_SECONDS, ALIVE_PATIENCE = 4, 16  # ours, with a message, comes before
@@ -121,7 +122,7 @@ def joined(place: Membership | None) -> Iterator[None]:
     except KeyboardInterrupt:
         _end(128 + signal.SIGINT, "stopped by SIGINT before the first step; the same command starts again")
     except BaseException as error:
-        broken = _broken_link(error)
+        broken = _broken_link(error) or failed_line(error)
         if broken is None:
             traceback.print_exc()
         _end(1, broken or "")

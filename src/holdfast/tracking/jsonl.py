@@ -1,5 +1,8 @@
 """`metrics.jsonl`: one JSON object a line, cut back to a known length when a run resumes."""
 
+import contextlib
+import errno
+import io
 import json
 import math
 import os
@@ -9,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.execution.storage import Patience
 from holdfast.registry import trackers
 from holdfast.tracking.events import Event
-from holdfast.tracking.tracker import RunInfo, Sink, Tracker
+from holdfast.tracking.tracker import RunInfo, Sink
 
 FILE_NAME = "metrics.jsonl"
 
@@ -81,39 +85,62 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 @trackers.register("jsonl", help="metrics.jsonl in the run directory")
 class JsonlSink(Sink):
-    """Appends recorded events to `metrics.jsonl`, each as one whole line."""
+    """Appends recorded events to `metrics.jsonl`, each as one whole line.
+
+    A line that the disk refuses is written again, over what was torn, as long as the run's patience lasts.
+    """
 
     def __init__(self, info: RunInfo) -> None:
         self.path = info.directory / FILE_NAME
-        info.directory.mkdir(parents=True, exist_ok=True)
-        truncate(self.path)
-        # Unbuffered: a line is one write, so a killed process leaves at most one torn line.
-        self._file = self.path.open("ab", buffering=0)
+        self._patience = info.patience
+        self._file = self._patience.on(str(self.path), self._create)
+        self._length = self._file.seek(0, os.SEEK_END)
 
     def log(self, event: Event) -> None:
         """Append one recorded event."""
         if event.recorded:
             line = encode(event.record()).encode() + b"\n"
-            if self._file.write(line) != len(line):
-                raise OSError(f"{self.path}: the disk took only a part of a line")
+            self._patience.on(str(self.path), lambda: self._append(line))
 
     def length(self, *, durable: bool = True) -> int:
         """Bytes written so far, on disk when this returns if `durable`: what a checkpoint's manifest keeps."""
         if durable:
-            os.fsync(self._file.fileno())
-        return self._file.tell()
+            # Not tried again: what a failed fsync left out is not written by the next one.
+            Patience(0).on(str(self.path), lambda: os.fsync(self._file.fileno()))
+        return self._length
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
+    def _create(self) -> io.FileIO:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        truncate(self.path)
+        # Unbuffered: a line is one write, so a killed process leaves at most one torn line.
+        return self.path.open("ab", buffering=0)
 
-def metrics_length(tracker: Tracker) -> int | None:
-    """The durable length of a run's metrics file for a checkpoint's manifest; None when its sink has failed."""
-    sink = tracker.sink("jsonl")
-    if not isinstance(sink, JsonlSink):
-        return None
-    try:
-        return sink.length()
-    except OSError:
-        return None
+    def _append(self, line: bytes) -> None:
+        if self._file.closed:
+            self._file = self._opened_again()
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, "the disk took only a part of a line", str(self.path))
+        except OSError as error:
+            error.filename = str(self.path)  # a write by descriptor names no file
+            with contextlib.suppress(OSError):
+                self._file.close()
+            raise
+        self._length += len(line)
+
+    def _opened_again(self) -> io.FileIO:
+        """The file as it was before the line that failed."""
+        file = self.path.open("r+b", buffering=0)
+        try:
+            if file.seek(0, os.SEEK_END) < self._length:
+                raise OSError(errno.EIO, "records that were written are not there any more", str(self.path))
+            file.truncate(self._length)
+            file.seek(self._length)
+        except OSError:
+            file.close()
+            raise
+        return file

@@ -1,4 +1,8 @@
-"""One tracker that hands every event to its sinks; a sink that fails is dropped and never stops training."""
+"""One tracker that hands every event to its sinks; a sink that fails is dropped and never stops training.
+
+All but one: without its records a run could not be resumed, so the sink of `metrics.jsonl` waits for its disk and then
+ends the run.
+"""
 
 import abc
 import bisect
@@ -11,7 +15,8 @@ from types import TracebackType
 from typing import Any
 
 from holdfast import registry
-from holdfast.errors import UserError
+from holdfast.errors import RunError, UserError
+from holdfast.execution.storage import Patience
 from holdfast.tracking.events import Event, message
 
 
@@ -24,6 +29,7 @@ class RunInfo:
         stages: (first step, name) of each stage.
         start_step: the step that the run goes on from; above 0 for a resumed run.
         config: the resolved configuration as plain containers.
+        patience: how long what the run cannot do without waits for its disk.
     """
 
     directory: Path
@@ -36,6 +42,7 @@ class RunInfo:
     stages: tuple[tuple[int, str], ...] = ()
     start_step: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
+    patience: Patience = field(default_factory=lambda: Patience(0))
 
     def stage_name(self, steps_completed: int) -> str:
         """The stage of the last completed step.
@@ -136,7 +143,7 @@ class Tracker:
     def _attempt(self, name: str, action: Any) -> None:
         try:
             action()
-        except UserError:
+        except (UserError, RunError):
             raise
         except Exception as error:
             self._sinks.pop(name, None)

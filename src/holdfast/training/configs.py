@@ -215,6 +215,13 @@ class RunConfig:
         help="steps in a row with a non-finite loss or gradient after which the run stops",
         ge=1,
     )
+    disk_patience: float = field(
+        "training/disk_patience",
+        default=60.0,
+        help="seconds to wait for a disk that is full, read-only or gone before the run ends",
+        ge=0,
+        le=86400,
+    )
     rolling: int = field("logging/rolling_checkpoints", default=2, help="newest untagged checkpoints to keep", ge=1)
     prefetch: int = field("training/prefetch", default=2, help="batches made ahead in the background", ge=1, le=64)
 

@@ -19,7 +19,8 @@ from holdfast.data.batches import prefetched
 from holdfast.errors import RunError
 from holdfast.execution import processes
 from holdfast.execution.checkpoints import CheckpointStore, named_checkpoint
-from holdfast.execution.files import run_lock, write_atomically
+from holdfast.execution.files import lock_file, run_lock, write_atomically
+from holdfast.execution.storage import Patience, disk_reason
 from holdfast.execution.watchdog import Watchdog
 from holdfast.tracking import RunInfo, Tracker
 from holdfast.tracking.jsonl import FILE_NAME, JsonlSink, truncate
@@ -58,10 +59,12 @@ def run(
             truncate(trainer.spec.run_dir / FILE_NAME, progress.metrics_length)
             write_run_files(trainer)
         names = trainer.settings.tracking.sink_names(trainer.config.wandb)
-        tracker = Tracker.open(names if processes.is_first() and not already_done else [], run_info(trainer))
-        store = CheckpointStore(trainer.checkpoint_dir, rolling=trainer.settings.run.rolling)
+        info = run_info(trainer)
+        tracker = Tracker.open(names if processes.is_first() and not already_done else [], info)
+        rolling = trainer.settings.run.rolling
+        store = CheckpointStore(trainer.checkpoint_dir, rolling=rolling, patience=info.patience)
         try:
-            session = Session(trainer, tracker, store, progress, on_results)
+            session = Session(trainer, tracker, store, progress, on_results, info.patience)
             if not already_done:
                 with session.watchdog:
                     session.train(Consent(asked))
@@ -121,6 +124,9 @@ def run_info(trainer: "BaseTrainer[Any, Any]") -> RunInfo:
         stages=tuple((stages.stage_start(index), stage.name) for index, stage in enumerate(stages.stages)),
         start_step=int(trainer.state.step),
         config=resume.flat_config(trainer),
+        patience=Patience(
+            trainer.settings.run.disk_patience, lock_file(spec.run_dir) if processes.is_first() else None
+        ),
     )
 
 
@@ -134,6 +140,7 @@ class Session:
         store: CheckpointStore,
         progress: resume.Progress,
         on_results: Callable[[Path], object] | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self.trainer = trainer
         self.on_results = on_results
@@ -143,7 +150,7 @@ class Session:
         self.store = store
         self.progress = progress
         self.steps = compiling.Steps(trainer)
-        self.meter = measure.Meter(trainer, progress)
+        self.meter = measure.Meter(trainer, progress, patience)
         self.clock = Clock()
         self.watchdog = Watchdog(trainer.settings.topology.step_timeout, trainer.spec.run_dir)
         self.pending: tuple[int, Any, dict[str, Any]] | None = None
@@ -168,7 +175,7 @@ class Session:
                 signal_number = consent.given()
             if signal_number:
                 self.settle()
-                self.checkpoint(step + 1, ())
+                self.checkpoint(step + 1, (), durable=True)
                 self.store.wait()
                 raise Interrupted(signal_number, step + 1)
 
@@ -334,7 +341,7 @@ class Session:
             return [f"best_{index}"]
         return []
 
-    def checkpoint(self, step: int, tags: tuple[str, ...]) -> None:
+    def checkpoint(self, step: int, tags: tuple[str, ...], *, durable: bool = False) -> None:
         """Save the state with everything that is known so far, unless this step is saved already."""
         if step == self.saved_step:
             return
@@ -347,7 +354,8 @@ class Session:
             if jax.default_backend() == "cpu":
                 # On a CPU the writer would share the memory that the next step is given to write in.
                 state = copied(state)
-            self.store.save(step, state, resume.manifest_of(self.trainer, step, tags, self.progress))
+            manifest = resume.manifest_of(self.trainer, step, tags, self.progress)
+            self.store.save(step, state, manifest, durable=durable)
         self.saved_step = step
 
     def finish(self) -> None:
@@ -364,7 +372,8 @@ class Session:
                 self.on_results(self.trainer.spec.run_dir)
             except Exception as error:  # a picture that fails must not stop training
                 self.tracker.message(f"warning: no report: {type(error).__name__}: {error}")
-                self.on_results = None
+                if disk_reason(error) is None:  # a disk may be mended until the next one
+                    self.on_results = None
         if finished:
             self.tracker.summarize(self.stages.total_steps, self.trainer.spec.run_dir)
 

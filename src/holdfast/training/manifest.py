@@ -31,6 +31,7 @@ FREE = (
     "training/per_device_batch_size",
     "training/prefetch",
     "training/max_skipped_steps",
+    "training/disk_patience",
 )
 
 # Options that describe the curriculum: the plan itself shows whether the past is the same.

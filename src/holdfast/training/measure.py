@@ -12,6 +12,7 @@ from holdfast.evaluation.evaluator import Evaluator, TaskResult, write_examples
 from holdfast.evaluation.matrix import Point, ScoreMatrix, task_homes, task_names, tasks_not_learned
 from holdfast.execution import processes
 from holdfast.execution.files import write_json
+from holdfast.execution.storage import Patience
 from holdfast.models.decoder import Decoder
 from holdfast.training.agenda import Measurement
 from holdfast.training.resume import Progress
@@ -61,8 +62,9 @@ def chosen_evaluator(trainer: "BaseTrainer[Any, Any]", names: Sequence[str] | No
 class Meter:
     """Measures the model and keeps what was found."""
 
-    def __init__(self, trainer: "BaseTrainer[Any, Any]", progress: Progress) -> None:
+    def __init__(self, trainer: "BaseTrainer[Any, Any]", progress: Progress, patience: Patience | None = None) -> None:
         self.trainer = trainer
+        self._patience = patience or Patience(0)
         self.progress = progress
         self.penalty_cosine: float | None = None
 
@@ -81,7 +83,8 @@ class Meter:
         else:
             results = self.evaluator.evaluate(state.params, reference)
             if processes.is_first():
-                write_examples(self.trainer.spec.run_dir / "evaluations" / str(step), results)
+                folder = self.trainer.spec.run_dir / "evaluations" / str(step)
+                self._patience.on(str(folder), lambda: write_examples(folder, results))
         point = self.point(step, measurement, results)
         average = state.ema_params() if measurement else None
         if average is not None:
@@ -142,4 +145,5 @@ class Meter:
     def write_results(self, *, finished: bool) -> None:
         """Write `results.json`, once something was measured."""
         if self.progress.points:
-            write_json(self.trainer.spec.run_dir / RESULTS, self.results(finished=finished))
+            path, results = self.trainer.spec.run_dir / RESULTS, self.results(finished=finished)
+            self._patience.on(str(path), lambda: write_json(path, results))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from holdfast.config import flatten
-from holdfast.errors import UserError
+from holdfast.errors import RunError, UserError
 from holdfast.execution import processes
 from holdfast.execution.checkpoints import (
     CheckpointInfo,
@@ -18,8 +18,10 @@ from holdfast.execution.checkpoints import (
     named_checkpoint,
     rename,
     set_aside,
+    unusable_checkpoints,
 )
 from holdfast.execution.files import write_atomically
+from holdfast.execution.storage import gave_up, unreachable
 from holdfast.training import build, weights
 from holdfast.training.jobs import config_classes
 from holdfast.training.manifest import FORMAT, check_resume, differences, facts
@@ -178,7 +180,7 @@ def start(trainer: "BaseTrainer[Any, Any]", say: Any, parent: str | None = None)
         say: shows a line to the user.
         parent: `RUN@CHECKPOINT` whose past a new run shares.
     """
-    own = _own_checkpoints(trainer)
+    own = _own_checkpoints(trainer, say)
     sources = own[::-1] or ([named_checkpoint(parent)] if parent else [])
     for info in sources:
         if WEIGHTS_ALONE in info.manifest:
@@ -199,7 +201,7 @@ def start(trainer: "BaseTrainer[Any, Any]", say: Any, parent: str | None = None)
                 )
             say(f"checkpoint {info.step} cannot be read and is skipped: {reason}")
             if processes.is_first():
-                set_aside(info)
+                set_aside(info.path)
             continue
         if own and processes.is_first():
             rename([each for each in own if each.step <= info.step], trainer.agenda.tags)
@@ -215,8 +217,13 @@ def start(trainer: "BaseTrainer[Any, Any]", say: Any, parent: str | None = None)
     return Progress()
 
 
-def _own_checkpoints(trainer: "BaseTrainer[Any, Any]") -> list[CheckpointInfo]:
+def _own_checkpoints(trainer: "BaseTrainer[Any, Any]", say: Any) -> list[CheckpointInfo]:
     """The run's checkpoints, those that the first process sees, oldest first."""
+    if processes.is_first():
+        for name, reason in unusable_checkpoints(trainer.checkpoint_dir).items():
+            say(f"checkpoint {name.partition('.')[0]} is skipped: {reason}")
+            if name.isdigit():
+                set_aside(trainer.checkpoint_dir / name)
     found = {info.step: info for info in list_checkpoints(trainer.checkpoint_dir)}
     steps = processes.agreed(list(found))
     for step in steps:
@@ -236,6 +243,8 @@ def _load_reason(take: Any, trainer: "BaseTrainer[Any, Any]", info: CheckpointIn
     except UserError:
         raise
     except Exception as error:  # a broken checkpoint raises whatever its broken file raises
+        if (trouble := unreachable(error)) is not None:
+            raise RunError(gave_up(str(info.path), trouble, 0)) from error
         reason = " ".join(str(error).split())[:200]
     return next((why for why in processes.gather(reason) if why is not None), None)
 
