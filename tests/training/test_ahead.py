@@ -69,6 +69,23 @@ def test_a_model_of_eight_billion_is_planned_without_making_it() -> None:
     assert planned["steps"][0]["memory"]["state"] == pytest.approx(8.03e9 * 12 / 8, rel=0.01)
 
 
+def test_the_micro_batch_is_that_of_the_run_where_a_shard_has_fewer_rows_than_asked() -> None:
+    planned = plan(8, "topology.fsdp=8", "training.per_device_batch_size=4")
+    assert (planned["micro_batches"], planned["rows_per_device"]) == (1, 1)
+
+
+def test_only_what_is_trained_has_gradients_to_sum_and_a_ring_across_hosts_is_slow() -> None:
+    def sums(*overrides: str) -> dict[str, Any]:
+        parts = plan(16, "topology.fsdp=8", "training.batch_size=16", *overrides)["steps"][0]["collectives"]
+        return {part["kind"]: part for part in parts}
+
+    every, some = sums(), sums("optimization.freeze=[embed*]")
+    assert every["all-reduce"]["span"] == 16 > CHIPS["h100"].node == every["reduce-scatter"]["span"]
+    assert some["all-reduce"]["num_bytes"] < every["all-reduce"]["num_bytes"]
+    assert some["reduce-scatter"]["count"] < every["reduce-scatter"]["count"]
+    assert some["all-gather"] == every["all-gather"]
+
+
 def test_a_mesh_for_other_devices_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"topology/fsdp.*16 devices"):
         plan(16, "topology.fsdp=3")

@@ -61,10 +61,10 @@ ENTRY %main (p0: f32[16]) -> f32[16] {
 def test_collectives_count_with_their_loops_and_once_for_each_channel() -> None:
     whole = 8 * 64 * 2
     assert collectives(PROGRAM, num_devices=8) == [
-        Collectives("all-gather", 1, 16 * 8 * 4, group=2),
-        Collectives("all-gather", 15, 15 * whole, group=8),
-        Collectives("all-reduce", 1, (16 + 4) * 4, group=8),
-        Collectives("reduce-scatter", 15, 15 * whole, group=8),
+        Collectives("all-gather", 1, 16 * 8 * 4, group=2, span=8),
+        Collectives("all-gather", 15, 15 * whole, group=8, span=8),
+        Collectives("all-reduce", 1, (16 + 4) * 4, group=8, span=8),
+        Collectives("reduce-scatter", 15, 15 * whole, group=8, span=8),
     ]
 
 
@@ -73,7 +73,7 @@ def test_collectives_count_with_their_loops_and_once_for_each_channel() -> None:
     [("all-gather", 75.0), ("reduce-scatter", 75.0), ("all-reduce", 150.0), ("collective-permute", 100)],
 )
 def test_what_one_device_sends_in_a_ring(kind: str, sent: float) -> None:
-    assert Collectives(kind, 1, 100, group=4).sent == sent
+    assert Collectives(kind, 1, 100, group=4, span=4).sent == sent
 
 
 def test_operations_count_loops_in_full_and_the_longer_branch() -> None:

@@ -19,7 +19,7 @@ from holdfast.execution import ExecutionSpec, Topology, TopologyConfig
 from holdfast.execution.chips import Chip, num_devices
 from holdfast.execution.topology import AXES, axis_sizes
 from holdfast.training import compiling, estimates
-from holdfast.training.microbatch import largest_fitting, refused_bytes
+from holdfast.training.microbatch import largest_fitting, refused_bytes, rows_at_once
 from holdfast.training.program import Collectives, collectives, matmul_flops
 from holdfast.training.start import make_trainer
 from holdfast.training.state import TrainState
@@ -86,10 +86,10 @@ def describe(chip: Chip, sizes: tuple[int, ...], config: TopologyConfig) -> Topo
 
 def rows_per_device(trainer: Any, chip: Chip) -> int:
     """The micro-batch of a shard: as configured, or the largest that fits the chip."""
-    configured: int = trainer.config.per_device_batch_size
-    if configured > 0:
-        return configured
-    rows = trainer.config.batch_size // trainer.topology.num_row_shards
+    batch_size, shards = trainer.config.batch_size, trainer.topology.num_row_shards
+    if trainer.config.per_device_batch_size > 0:
+        return rows_at_once(batch_size, trainer.config.per_device_batch_size, shards)
+    rows = batch_size // shards
     state = compiling.abstract_state(trainer)
 
     def needs(rows: int) -> int:
@@ -131,7 +131,6 @@ def step_facts(
         jaxpr = estimates.trace(trainer, state, per_device).jaxpr
     flops = matmul_flops(jaxpr) / devices
     state_bytes = estimates.shard_bytes(state)
-    communicated = None if sent is None else sum(part.sent for part in sent)
     return {
         "kind": name,
         "stages": stages,
@@ -140,7 +139,7 @@ def step_facts(
         "state_bytes": state_bytes,
         "flops_per_device": flops,
         "collectives": None if sent is None else [{**dataclasses.asdict(part), "sent": part.sent} for part in sent],
-        "seconds": estimates.seconds(chip, devices, flops, state_bytes, communicated),
+        "seconds": estimates.seconds(chip, flops, state_bytes, sent),
         "seconds_to_plan": round(time.perf_counter() - started, 1),
     }
 

@@ -68,18 +68,20 @@ def collectives(trainer: Any, state: TrainState, per_device: int) -> list[Collec
     leaves, trained = len(jax.tree.leaves(state.params)), _trained(state)
     summed = micro * len(jax.tree.leaves(trained))
     found = []
+    # Devices are counted along tensor first, then fsdp, then data.
     if sizes["fsdp"] > 1:
         uses = micro * (3 if anchored else 2)  # forward, backward, and the reference's forward
-        found.append(Collectives("all-gather", uses * leaves, uses * _gathered(trainer, width), sizes["fsdp"]))
+        over = sizes["fsdp"], sizes["fsdp"] * sizes["tensor"]
+        found.append(Collectives("all-gather", uses * leaves, uses * _gathered(trainer, width), *over))
         whole = shard_bytes(trained) * sizes["fsdp"]
-        found.append(Collectives("reduce-scatter", summed, micro * whole, sizes["fsdp"]))
+        found.append(Collectives("reduce-scatter", summed, micro * whole, *over))
     if sizes["data"] > 1:
-        found.append(Collectives("all-reduce", summed, micro * shard_bytes(trained), sizes["data"]))
+        over = sizes["data"], math.prod(sizes.values())
+        found.append(Collectives("all-reduce", summed, micro * shard_bytes(trained), *over))
     if sizes["tensor"] > 1:
-        passes = 2 + spec.remat + anchored
-        sums = micro * passes * 2 * spec.n_layers
+        sums = micro * (2 + spec.remat + anchored) * 2 * spec.n_layers
         row_bytes = per_device * trainer.config.block_size * spec.n_embd * width
-        found.append(Collectives("all-reduce", sums, sums * row_bytes, sizes["tensor"]))
+        found.append(Collectives("all-reduce", sums, sums * row_bytes, sizes["tensor"], sizes["tensor"]))
     return found
 
 
@@ -101,11 +103,11 @@ def trace(trainer: Any, state: TrainState, per_device: int) -> Any:
     batch = compiling.abstract_batch(trainer, (num_micro, rows))
     arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, batch))
     key = jax.eval_shape(lambda: jax.random.key(0))
-    with lowering_for("accelerator"):
+    with jax.sharding.use_abstract_mesh(trainer.topology.mesh), lowering_for("accelerator"):
         return jax.make_jaxpr(lambda s, b, k: trainer.train_step(s, b, k, num_micro))(*arguments, key)
 
 
-def seconds(chip: Chip, devices: int, flops: float, state_bytes: int, sent: float | None) -> dict[str, float] | None:
+def seconds(chip: Chip, flops: float, state_bytes: int, sent: list[Collectives] | None) -> dict[str, float] | None:
     """How long a step takes at the least: the work of each part of the machine over its published peak.
 
     `at_least` is for work that overlaps perfectly, `one_after_another` for work that does not.
@@ -116,6 +118,6 @@ def seconds(chip: Chip, devices: int, flops: float, state_bytes: int, sent: floa
         "compute": flops / chip.flops,
         # Every step reads and writes the whole state; activations come on top.
         "memory": 2 * state_bytes / chip.bandwidth,
-        "communication": sent / chip.ring_bandwidth(devices),
+        "communication": sum(part.sent / chip.ring_bandwidth(part.span) for part in sent),
     }
     return {**parts, "at_least": max(parts.values()), "one_after_another": sum(parts.values())}

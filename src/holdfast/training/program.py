@@ -57,12 +57,14 @@ class Collectives:
         count: how often a step runs one.
         num_bytes: of the whole arrays that are gathered, reduced or moved, all together.
         group: devices that take part in each.
+        span: devices from the first to the last of a group: what they share decides how fast it is.
     """
 
     kind: str
     count: int
     num_bytes: int
     group: int
+    span: int
 
     @property
     def sent(self) -> float:
@@ -76,7 +78,7 @@ def collectives(text: str, num_devices: int) -> list[Collectives]:
 
     Args:
         text: `compiled.as_text()`.
-        num_devices: the size of a group that is not written out.
+        num_devices: of the program; the size of a group that is not written out.
     """
     bodies = _computations(text)
     found: dict[tuple[str, str], tuple[int, int, int]] = {}
@@ -99,7 +101,7 @@ def collectives(text: str, num_devices: int) -> list[Collectives]:
         if group > 1:
             count, total = totals.get((kind, group), (0, 0))
             totals[kind, group] = (count + times, total + times * size)
-    return [Collectives(kind, *totals[kind, group], group) for kind, group in sorted(totals)]
+    return [Collectives(kind, *totals[kind, group], group, num_devices) for kind, group in sorted(totals)]
 
 
 def _computations(text: str) -> dict[str, list[str]]:
