@@ -127,6 +127,7 @@ def test_a_run_is_not_submitted_while_a_job_has_it(user: User) -> None:
         (["--from", "nowhere@latest"], "nowhere"),
         (["--from", "a@1", "--init-from", "a@1"], "choose one"),
         (["--gpus-per-node", "4", "topology.fsdp=3"], "topology/fsdp"),
+        (["--nodes", "3", "--gpus-per-node", "4", "training.batch_size=16"], "a multiple of 12, the data x"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_queued(arguments: list[str], told: str, user: User) -> None:

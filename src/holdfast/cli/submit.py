@@ -114,12 +114,18 @@ def make_request(
 
 
 def check_mesh(cfg: "DictConfig", resources: Resources) -> None:
-    """Refuse a mesh that does not fit the GPUs that are asked for, before it waits in a queue."""
+    """Refuse a mesh that does not fit the GPUs that are asked for, or a batch that they cannot share evenly.
+
+    Better now than when the queue gets to it.
+    """
     from holdfast.config import configure
     from holdfast.execution.topology import TopologyConfig, axis_sizes
+    from holdfast.training.microbatch import check_batch
 
     if resources.gpus_per_node:
-        axis_sizes(configure(TopologyConfig, cfg), resources.nodes * resources.gpus_per_node)
+        sizes = axis_sizes(configure(TopologyConfig, cfg), resources.nodes * resources.gpus_per_node)
+        batch_size, per_device = cfg.training.batch_size, cfg.training.per_device_batch_size
+        check_batch(batch_size, per_device, sizes["data"] * sizes["fsdp"])
 
 
 def tell(submission: "Submission", request: "Request") -> None:
