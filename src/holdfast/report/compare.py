@@ -76,6 +76,11 @@ class Comparison:
                 if any(score.mean is not None for score in scores):
                     yield measure, metric, scores
 
+    def tables(self) -> Iterator[tuple[str, list[tuple[str, list[Score]]]]]:
+        """The same by measure: its metrics, each with the score of each group."""
+        for measure, rows in groupby(self.scores(), key=lambda row: row[0]):
+            yield measure, [(metric, scores) for _, metric, scores in rows]
+
     def differences(self) -> dict[str, list[str]]:
         """Options that are not the same in all groups: path -> value of each, with commas where its runs differ."""
         index = {run: place for place, run in enumerate(self.runs)}
@@ -107,10 +112,9 @@ def print_comparison(found: Comparison, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     if found.differences():
         console.print(differences_table(found))
-    for measure, rows in groupby(found.scores(), key=lambda row: row[0]):
-        columns = [(metric.replace("_", " "), scores) for _, metric, scores in rows]
+    for measure, columns in found.tables():
         title = f"{compare_charts.UNITS[measure]}, mean ± spread over seeds"
-        table = _table(title, *(Column(name, justify="right") for name, _ in columns))
+        table = _table(title, *(Column(metric.replace("_", " "), justify="right") for metric, _ in columns))
         for index, group in enumerate(found.groups):
             table.add_row(Text(group.name), *(_cell(scores[index]) for _, scores in columns))
         console.print(table)
@@ -180,31 +184,35 @@ def _group_list(found: Comparison) -> str:
     rows = []
     for group in found.groups:
         warn = f'<span class="warn">{escape(", ".join(group.warnings))}</span>' if group.warnings else ""
-        runs = ", ".join(f"{escape(names[run])} (seed {escape(str(run.seed))})" for run in group.runs)
-        rows.append([escape(group.name), runs, warn])
+        runs = "<br>".join(f"{escape(names[run])} (seed {escape(str(run.seed))})" for run in group.runs)
+        rows.append([escape(group.name), warn, runs])
     return (
         '<section id="groups"><h2>Runs</h2><p class="muted">Seeds of the same config are one group. Runs with other '
         "amounts of new data or compute than the rest are flagged: learning less is not forgetting less.</p>"
-        f"{html_table(['group', 'runs', 'flags'], rows, safe=True)}</section>"
+        f"{html_table(['group', 'flags', 'runs'], rows, safe=True)}</section>"
     )
 
 
 def _metrics(found: Comparison) -> str:
-    rows = []
-    for measure, metric, scores in found.scores():
-        title = f"{compare_charts.UNITS[measure]}: {metric.replace('_', ' ')}"
-        cells = [
-            f'<span data-metric="{measure}/{metric}" data-value="{"" if score.mean is None else repr(score.mean)}"'
-            + (f' class="best">{score} ★ {MARK}</span>' if score.best else f">{score}</span>")
-            for score in scores
+    tables = []
+    for measure, columns in found.tables():
+        rows = [
+            [escape(group.name), *(_shown_score(measure, metric, scores[index]) for metric, scores in columns)]
+            for index, group in enumerate(found.groups)
         ]
-        rows.append([f'<span title="{escape(MEANINGS[metric])}">{escape(title)}</span>', *cells])
-    heads = ["metric", *(group.name for group in found.groups)]
+        heads = [compare_charts.UNITS[measure], *(metric.replace("_", " ") for metric, _ in columns)]
+        tables.append(html_table(heads, rows, safe=True))
     return (
         f'<section id="metrics"><h2>Metrics</h2><p class="muted">Of higher-is-better scores (losses count negative); '
         f"of forgetting less is better. Mean ± standard deviation over seeds. {HONEST}</p>"
-        f"{html_table(heads, rows, safe=True)}</section>"
+        f"{'<br>'.join(tables)}</section>"
     )
+
+
+def _shown_score(measure: str, metric: str, score: Score) -> str:
+    value = "" if score.mean is None else repr(score.mean)
+    facts = f'title="{escape(MEANINGS[metric])}" data-metric="{measure}/{metric}" data-value="{value}"'
+    return f'<span {facts} class="best">{score} ★ {MARK}</span>' if score.best else f"<span {facts}>{score}</span>"
 
 
 def _matrices(found: Comparison, measures: Sequence[str]) -> str:

@@ -107,7 +107,7 @@ def test_the_card_holds_the_curriculum_and_the_matrix(tmp_path):
     results = {
         "stages": ["stories", "plays"],
         "tasks": ["tinystories", "shakespeare"],
-        "matrix": {"nll": [[5.0, 5.5], [1.25, 4.0], [2.0, None]]},
+        "matrix": {"nll": [[5.0, 5.5], [1.25, 4.0], [2.0, None]], "accuracy": [[None, None]] * 3},
         "metrics": {"nll": {"forgetting": 0.75, "forward_transfer": None}},
     }
     (tmp_path / "results.json").write_text(json.dumps(results))
@@ -122,3 +122,4 @@ def test_the_card_holds_the_curriculum_and_the_matrix(tmp_path):
     ):
         assert part in card
     assert "forward transfer" not in card
+    assert "accuracy" not in card  # no task of the run has one

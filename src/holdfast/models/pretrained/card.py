@@ -71,10 +71,12 @@ def _curriculum(results: Mapping[str, Any]) -> str:
 
 
 def _matrices(results: Mapping[str, Any]) -> str:
-    """One table for each measure, with its metrics; a cell that was not measured is a dash."""
+    """One table for each measure that was taken, with its metrics; a cell that was not measured is a dash."""
     text = ""
     names = ["start", *results["stages"]]
     for measure, rows in results["matrix"].items():
+        if not any(_is_number(value) for row in rows for value in row):
+            continue
         cells = [(name, *(_number(value) for value in row)) for name, row in zip(names, rows, strict=False)]
         text += f"**{measure}**\n\n" + table(("after", *results["tasks"]), cells)
         metrics = results.get("metrics", {}).get(measure, {})
