@@ -39,3 +39,10 @@ def test_a_ring_over_more_gpus_than_a_host_has_is_as_fast_as_the_network() -> No
     h100 = CHIPS["h100"]
     assert h100.ring_bandwidth(8) == h100.link > h100.ring_bandwidth(16) == h100.network > 0
     assert CHIPS["tpu-v5e"].ring_bandwidth(256) == CHIPS["tpu-v5e"].link
+
+
+def test_a_slice_that_is_not_made_is_refused_before_the_compiler_ends_the_process() -> None:
+    with pytest.raises(UserError, match=r"--devices 32x32: .* at most 16x16"):
+        parse_devices(CHIPS["tpu-v5e"], "32x32")
+    assert parse_devices(CHIPS["tpu-v5e"], "16x16") == (16, 16)
+    assert parse_devices(CHIPS["tpu-v5p"], "8x8x32") == (8, 8, 32)

@@ -25,6 +25,7 @@ class Chip:
             of the torus; GPU: NVLink or PCIe, one direction).
         topology: what libtpu calls it; None for what is not a TPU.
         axes: dimensions of a TPU's torus.
+        side: chips along each of them at most; 0 leaves it to the compiler, which ends the process for some.
         node: GPUs that share the fast link; a ring over more is as fast as `network`.
         network: bytes per second of a GPU's share of its host's network.
     """
@@ -36,6 +37,7 @@ class Chip:
     link: float
     topology: str | None = None
     axes: int = 0
+    side: int = 0
     cores: int = 1  # devices that libtpu describes for one chip
     node: int = 8
     network: float = 0.0
@@ -53,9 +55,9 @@ class Chip:
 # Sources: Google Cloud's TPU pages and "How to Scale Your Model" (TPUs), NVIDIA's data sheets (GPUs, without sparsity).
 _ALL = (
     Chip("tpu-v4", 16 * GIB, 137.5e12, 614e9, 90e9, topology="v4", axes=3, cores=2),
-    Chip("tpu-v5e", 16 * GIB, 197e12, 819e9, 90e9, topology="v5e", axes=2),
+    Chip("tpu-v5e", 16 * GIB, 197e12, 819e9, 90e9, topology="v5e", axes=2, side=16),
     Chip("tpu-v5p", 95 * GIB, 459e12, 2765e9, 180e9, topology="v5p", axes=3),
-    Chip("tpu-v6e", 32 * GIB, 918e12, 1640e9, 180e9, topology="v6e", axes=2),
+    Chip("tpu-v6e", 32 * GIB, 918e12, 1640e9, 180e9, topology="v6e", axes=2, side=16),
     Chip("a100-40gb", 40 * GIB, 312e12, 1555e9, 300e9, network=25e9),
     Chip("a100", 80 * GIB, 312e12, 2039e9, 300e9, network=25e9),
     Chip("l40s", 48 * GIB, 362e12, 864e9, 32e9, network=25e9),
@@ -83,6 +85,12 @@ def parse_devices(chip: Chip, text: str) -> tuple[int, ...]:
     sizes = tuple(int(part) for part in text.split("x")) if re.fullmatch(r"\d+(x\d+)*", text) else ()
     if len(sizes) != max(1, chip.axes) or math.prod(sizes) < 1:
         raise UserError(f"--devices {text}: expected {wanted}, as {chip.name} has it")
+    if chip.side and max(sizes) > chip.side:
+        largest = "x".join([str(chip.side)] * chip.axes)
+        raise UserError(
+            f"--devices {text}: a slice of {chip.name} has at most {largest} chips; of several slices, which share the "
+            "rows, plan one, with its part of training/batch_size"
+        )
     return sizes
 
 
