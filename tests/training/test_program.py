@@ -50,7 +50,7 @@ PROGRAM = """HloModule jit_step, is_scheduled=true
 
 ENTRY %main (p0: f32[16]) -> f32[16] {
   %while.1 = (s32[]) while(%t), condition=%condition.1, body=%outer_body, config={"known_trip_count":{"n":"3"}}
-  %start = (f32[2,8], f32[16,8]) all-gather-start(%p0), channel_id=20, replica_groups=mesh['a'=4,'b'=2] {'b'}
+  %start = (f32[2,8], f32[16,8]) all-gather-start(%p0), replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}
   %done = f32[16,8]{1,0} all-gather-done(%start)
   %alone = f32[16]{0} all-reduce(%p0), channel_id=21, replica_groups={{0},{1}}, to_apply=%add
   ROOT %sum = (f32[16]{0}, f32[4]{0}) all-reduce(%p0, %p1), channel_id=22, to_apply=%add

@@ -179,7 +179,7 @@ def _group_size(line: str, num_devices: int) -> int:
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=", line)
     if iota is not None:
         return int(iota[2])
-    named = re.search(r"replica_groups=@?mesh\w*\[([^\]]*)\]\s*\{([^}]*)\}", line)
+    named = re.search(r"replica_groups=@?mesh\w*\[([^\]]*)\](?:, device_ids=\S+)?\s*\{([^}]*)\}", line)
     if named is not None:
         sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'([^']+)'", named[2]))
