@@ -97,8 +97,9 @@ def finish(folder: Path, ledger: dict[str, Any], token_bytes: NDArray[np.int32])
 def _new_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """An array in a file whose room is there: a page that a full disk has no room for would end the process."""
     array = np.lib.format.open_memmap(path, "w+", dtype, shape)
-    with path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    if hasattr(os, "posix_fallocate"):  # macOS has none
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array
 
 
