@@ -217,6 +217,20 @@ def test_the_future_may_be_edited_and_the_past_may_not(whole: Any, tmp_path: Pat
     assert any("stages" in line for line in lines)
 
 
+def test_a_checkpoint_from_before_an_option_had_its_default(whole: Any, tmp_path: Path) -> None:
+    copy_until(whole, tmp_path, 8)
+    probes = ("eval.probe_interval=2", "eval.probe_window=2")
+    for info in list_checkpoints(tmp_path / "general" / "default" / "run" / "checkpoints"):
+        manifest = {**info.manifest, "config": dict(info.manifest["config"])}
+        del manifest["config"]["training/ema"], manifest["config"]["training/z_loss"]
+        (info.path / "manifest" / "metadata").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"training/z_loss: was 0\.0, is 0\.1"):
+        continual(tmp_path, *probes, "training.z_loss=0.1").run()
+    lines: list[str] = []
+    resume.start(continual(tmp_path, *probes), lines.append)
+    assert lines == ["resumed at step 8 of 16"]
+
+
 def test_the_end_of_a_run_to_which_a_stage_is_appended_becomes_a_boundary(
     whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

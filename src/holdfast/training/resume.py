@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from holdfast.config import build as default_config
 from holdfast.config import flatten
 from holdfast.errors import RunError, UserError
 from holdfast.execution import processes
@@ -72,6 +73,12 @@ def manifest_of(
 def flat_config(trainer: "BaseTrainer[Any, Any]") -> dict[str, Any]:
     """The run's options as path -> value."""
     return flatten(trainer.settings.cfg, trainer_classes(trainer))
+
+
+def _defaults(trainer: "BaseTrainer[Any, Any]") -> dict[str, Any]:
+    """What options had been, before there were such options, in checkpoints that do not name them."""
+    classes = trainer_classes(trainer)
+    return flatten(default_config(*classes), classes)
 
 
 def trainer_classes(trainer: "BaseTrainer[Any, Any]") -> list[type]:
@@ -189,7 +196,8 @@ def start(trainer: "BaseTrainer[Any, Any]", say: Any, parent: str | None = None)
                 "be trained on; start a new run from it with --init-from"
             )
         reuse_micro_batch(trainer, info)
-        lines = check_resume(info.manifest, flat_config(trainer), trainer.plan, branch=not own)
+        made_with = {**info.manifest, "config": {**_defaults(trainer), **info.manifest["config"]}}
+        lines = check_resume(made_with, flat_config(trainer), trainer.plan, branch=not own)
         for line in lines:
             say(f"changed since the checkpoint: {line}")
         take = adopt if any(line.startswith(OPTIONS) for line in lines) else load
