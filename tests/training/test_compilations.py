@@ -12,6 +12,7 @@ import pytest
 from holdfast.training import compiling, loop
 from holdfast.training.rehearsal import Rehearsal
 from training import tiny
+from training.killing import losses
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 JOB = "continual/train/abcd_kl"
@@ -100,6 +101,25 @@ def test_one_train_step_is_compiled_for_each_kind_of_stage(watched: Any) -> None
     trainer, lowered, _ = watched
     assert trainer.done
     assert lowered == [(False, False), (True, True)]
+
+
+def test_what_the_search_for_a_micro_batch_compiled_is_what_runs(tmp_path: Path, monkeypatch: Any) -> None:
+    """Of two kinds of stages only the other one is compiled once more; the run is that of a given micro-batch."""
+    lower_train, lowered = compiling.lower_train, []
+
+    def noted(trainer: Any, state: Any, *rest: Any) -> Any:
+        lowered.append(state.objective.penalty is not None)
+        return lower_train(trainer, state, *rest)
+
+    monkeypatch.setattr(compiling, "lower_train", noted)
+    for name, rows, wanted in (("searched", -1, [False]), ("given", 8, [False, True])):
+        lowered.clear()
+        trainer = tiny.trainer(JOB, CURRICULUM, tmp_path, f"training.per_device_batch_size={rows}", name=name)
+        trainer.run()
+        assert trainer.batch_shape == (1, 8)
+        assert lowered == wanted
+    folder = tmp_path / "general" / "default"
+    assert losses(folder / "searched") == losses(folder / "given")
 
 
 def test_a_second_boundary_compiles_nothing_new(watched: Any) -> None:

@@ -61,6 +61,7 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
         check_batch(self.config.batch_size, self.config.per_device_batch_size, self.topology.num_row_shards)
         check_divisible(self.model_spec, self.topology.sizes)
         self.state: TrainState = self._initial_state()
+        self.compiled_ahead: compiling.Ahead | None = None  # what the search for a micro-batch has compiled
 
     def _initial_state(self) -> TrainState:
         kind, objective, mesh = self.STATE, self.objective_at(0), self.topology.mesh

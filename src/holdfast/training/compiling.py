@@ -4,7 +4,7 @@ import contextlib
 import resource
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,23 @@ def place(batch: Batch, mesh: jax.sharding.Mesh, shape: tuple[int, int]) -> Batc
         return jax.make_array_from_process_local_data(sharding, array, (*shape, array.shape[-1]))
 
     return Batch(*(put(array) for array in batch))
+
+
+class Ahead(NamedTuple):
+    """A train step that was compiled from shapes, to see what memory it needs."""
+
+    arguments: tuple[Any, ...]
+    compiled: Any
+
+    def fits(self, arguments: tuple[Any, ...]) -> bool:
+        """Whether it is the step of these arrays: of their kind, shapes, types and places."""
+
+        def same(shape: Any, array: Any) -> bool:
+            alike = (shape.shape, shape.dtype) == (array.shape, array.dtype)
+            return alike and shape.sharding.is_equivalent_to(array.sharding, len(shape.shape))
+
+        kinds: list[Any] = [jax.tree.structure(part) for part in (self.arguments, arguments)]
+        return kinds[0] == kinds[1] and all(jax.tree.leaves(jax.tree.map(same, self.arguments, arguments)))
 
 
 class Steps:
@@ -89,8 +106,12 @@ class Steps:
         key = (kind, state.objective, jax.tree.structure(reference), batch.x.shape)
         if key not in self._compiled:
             started = time.perf_counter()
-            lowered = lower_train if kind == "train" else lower_val
-            self._compiled[key] = lowered(self._trainer, *arguments).compile()
+            ahead = self._trainer.compiled_ahead
+            if kind == "train" and ahead is not None and ahead.fits(arguments):
+                self._compiled[key] = ahead.compiled
+            else:
+                lowered = lower_train if kind == "train" else lower_val
+                self._compiled[key] = lowered(self._trainer, *arguments).compile()
             self.compile_seconds += time.perf_counter() - started
         return self._compiled[key]
 
@@ -175,27 +196,33 @@ def abstract_key(mesh: jax.sharding.Mesh) -> Any:
     return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=NamedSharding(mesh, PartitionSpec()))
 
 
-def trace_abstract(trainer: "BaseTrainer[Any, Any]", per_device: int, state: TrainState) -> Any:
-    """The train step traced on shapes alone, with this micro-batch per shard."""
+def abstract_arguments(trainer: "BaseTrainer[Any, Any]", per_device: int, state: TrainState) -> tuple[Any, ...]:
+    """What the train step takes, as shapes, with this micro-batch per shard."""
     rows = per_device * trainer.topology.num_row_shards
     batch = abstract_batch(trainer, (trainer.config.batch_size // rows, rows))
-    return trace_train(trainer, state, batch, abstract_key(trainer.topology.mesh))
+    return state, batch, abstract_key(trainer.topology.mesh)
+
+
+def trace_abstract(trainer: "BaseTrainer[Any, Any]", per_device: int, state: TrainState) -> Any:
+    """The train step traced on shapes alone, with this micro-batch per shard."""
+    return trace_train(trainer, *abstract_arguments(trainer, per_device, state))
 
 
 def step_bytes(trainer: "BaseTrainer[Any, Any]", per_device: int) -> int:
-    """Bytes of one device that a step with this micro-batch needs, from the compiler."""
-    return compiled_bytes(trace_abstract(trainer, per_device, abstract_state(trainer)).lower())
+    """Bytes of one device that a step with this micro-batch needs, from the compiler, also when it refuses the step.
 
-
-def compiled_bytes(lowered: Any) -> int:
-    """Bytes of one device that a step needs, also when the compiler refuses it because it needs too many."""
+    The step is kept, so that a run that takes this micro-batch need not compile it once more.
+    """
+    arguments = abstract_arguments(trainer, per_device, abstract_state(trainer))
     try:
-        return needed_bytes(lowered.compile())
+        compiled = trace_train(trainer, *arguments).lower().compile()
     except jax.errors.JaxRuntimeError as error:
         needed = refused_bytes(str(error))
         if needed is None:
             raise
         return needed
+    trainer.compiled_ahead = Ahead(arguments, compiled)
+    return needed_bytes(compiled)
 
 
 def find_micro_batch(trainer: "BaseTrainer[Any, Any]") -> int:

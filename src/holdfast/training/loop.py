@@ -159,7 +159,8 @@ class Session:
     def train(self, consent: Consent) -> None:
         """All steps that are left."""
         start = int(self.trainer.state.step)
-        self.announce()
+        with self.clock.on("compile"):  # to find the micro-batch
+            self.announce()
         if start == 0 and self.saved_step < 0:
             self.duties(0)
         elif processes.is_first():
