@@ -1,12 +1,15 @@
 """`holdfast profile` prints where the time goes and leaves no run behind."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from holdfast.cli.profile import profile_command
 from holdfast.errors import ConfigError
+from holdfast.training import compiling
 from training.tiny import CONTINUAL
 
 JOB = "continual/train/abcd_kl"
@@ -22,7 +25,10 @@ def test_it_says_where_the_time_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    profile_command(config(tmp_path), steps=1)
+    searched: list[Any] = []
+    find = compiling.find_micro_batch
+    monkeypatch.setattr(compiling, "find_micro_batch", lambda trainer: searched.append(trainer) or find(trainer))
+    profile_command(config(tmp_path), ["training.per_device_batch_size=-1"], steps=1)
     said = capsys.readouterr().out
     for words in (
         "compiled step",
@@ -38,6 +44,9 @@ def test_it_says_where_the_time_goes(
         "perfetto_trace.json.gz",
         "profile.json",
     ]
+    # The search for a micro-batch has compiled the step, so its time is part of what compiling took.
+    told = json.loads((tmp_path / "profiles" / "mine" / "profile.json").read_text())
+    assert told["compile"] >= searched[0].search_seconds > 0
 
 
 def test_a_mistake_is_named_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import pytest
 
+from holdfast.tracking import jsonl as metrics
 from holdfast.training import compiling, loop
 from holdfast.training.rehearsal import Rehearsal
 from training import tiny
@@ -118,6 +119,9 @@ def test_what_the_search_for_a_micro_batch_compiled_is_what_runs(tmp_path: Path,
         trainer.run()
         assert trainer.batch_shape == (1, 8)
         assert lowered == wanted
+        assert (trainer.search_seconds > 0) == (rows < 0)
+        first = next(line for line in metrics.read(trainer.spec.run_dir / "metrics.jsonl") if line["kind"] == "train")
+        assert first["seconds"]["compile"] >= round(trainer.search_seconds, 4)
     folder = tmp_path / "general" / "default"
     assert losses(folder / "searched") == losses(folder / "given")
 

@@ -39,6 +39,7 @@ def eval_command(
     from holdfast.errors import UserError
     from holdfast.evaluation.results import write_examples
     from holdfast.training.runs import open_run
+    from holdfast.training.weights import no_average
 
     if harness is not None and (tasks is not None or out is not None):
         raise UserError("--harness: --tasks and --out are of our own evaluations; leave them out, or --harness")
@@ -47,7 +48,7 @@ def eval_command(
     if ema:
         average = trainer.state.ema_params()
         if average is None:
-            raise UserError(f"{run}: it holds no average of the weights: it was made without training/ema")
+            raise no_average(run)
         trainer.state = trainer.state.replace(params=average)
     if harness is not None:
         results = _harness(trainer, _names(harness), harness_tasks)

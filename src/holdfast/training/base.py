@@ -62,6 +62,7 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
         check_divisible(self.model_spec, self.topology.sizes)
         self.state: TrainState = self._initial_state()
         self.compiled_ahead: compiling.Ahead | None = None  # what the search for a micro-batch has compiled
+        self.search_seconds = 0.0  # that it took
 
     def _initial_state(self) -> TrainState:
         kind, objective, mesh = self.STATE, self.objective_at(0), self.topology.mesh

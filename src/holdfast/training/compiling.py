@@ -229,7 +229,9 @@ def find_micro_batch(trainer: "BaseTrainer[Any, Any]") -> int:
     """The largest micro-batch per shard that fits the device's memory."""
     rows_per_shard = trainer.config.batch_size // trainer.topology.num_row_shards
     limit = device_limit(trainer.topology.mesh)
+    started = time.perf_counter()
     size, _ = largest_fitting(rows_per_shard, limit, lambda rows: step_bytes(trainer, rows))
+    trainer.search_seconds = time.perf_counter() - started
     return size
 
 

@@ -98,13 +98,11 @@ def _gathered(trainer: Any, width: int) -> int:
 
 def trace(trainer: Any, state: TrainState, per_device: int) -> Any:
     """The step on shapes alone, to count its operations; attention as accelerators have it without their kernels."""
-    rows = per_device * trainer.topology.num_row_shards
-    num_micro = trainer.config.batch_size // rows
-    batch = compiling.abstract_batch(trainer, (num_micro, rows))
-    arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, batch))
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    placed = compiling.abstract_arguments(trainer, per_device, state)
+    arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), placed)
+    num_micro = arguments[1].x.shape[0]
     with jax.sharding.use_abstract_mesh(trainer.topology.mesh), lowering_for("accelerator"):
-        return jax.make_jaxpr(lambda s, b, k: trainer.train_step(s, b, k, num_micro))(*arguments, key)
+        return jax.make_jaxpr(lambda s, b, k: trainer.train_step(s, b, k, num_micro))(*arguments)
 
 
 def seconds(chip: Chip, flops: float, state_bytes: int, sent: list[Collectives] | None) -> dict[str, float] | None:

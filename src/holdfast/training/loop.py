@@ -159,8 +159,8 @@ class Session:
     def train(self, consent: Consent) -> None:
         """All steps that are left."""
         start = int(self.trainer.state.step)
-        with self.clock.on("compile"):  # to find the micro-batch
-            self.announce()
+        self.announce()
+        self.clock.add("compile", self.trainer.search_seconds)
         if start == 0 and self.saved_step < 0:
             self.duties(0)
         elif processes.is_first():

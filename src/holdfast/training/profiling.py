@@ -191,7 +191,7 @@ def _profile(
     # On a CPU all devices share the cores that the product ran on.
     sharing = 1 if jax.default_backend() == "cpu" else devices
     wall, compute, data = measured["wall"], measured["compute"], measured["data"]
-    compile_seconds = rehearsal.session.steps.compile_seconds
+    compile_seconds = trainer.search_seconds + rehearsal.session.steps.compile_seconds
     return Profile(
         parameters=spec.num_parameters(),
         tokens_per_step=tokens,

@@ -44,10 +44,15 @@ def _merged(base: Any, adapters: Any) -> Any:
     return tree_of(jax.jit(merged, out_shardings=leaves_of(shardings_of(base)))(leaves))
 
 
+def no_average(place: Path) -> UserError:
+    """What to say where an average of the weights is asked for and there is none."""
+    return UserError(f"{place}: it holds no average of the weights: it was made without training/ema")
+
+
 def _averaged_params(info: CheckpointInfo, spec: ModelSpec, mesh: jax.sharding.Mesh) -> Any:
     """The average of a checkpoint in the place of the parameters that it is of."""
     if not info.manifest["config"].get("training/ema") or "average" in info.manifest:
-        raise UserError(f"{info.path}: it holds no average of the weights: it was made without training/ema")
+        raise no_average(info.path)
     trainable, has_base = trainable_of(info.manifest["config"], spec), "base" in info.manifest
     plain = abstract_params(spec, mesh)
     held = abstract_adapters(info, spec, plain) if has_base else plain
