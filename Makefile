@@ -2,16 +2,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-QUICKSTART := runs/general/quickstart
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+CAMPAIGN_ARGS ?=
 
 # pip says only what went wrong, and asks nothing.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
 STAMPS := $(VENV)/.stamps
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test slow lint format types docs docs-check picture bench clean
+.PHONY: help quickstart test slow lint format types docs docs-check site serve-site notebooks package picture bench campaign clean
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -38,7 +38,7 @@ $(STAMPS)/test: pyproject.toml constraints.txt | $(STAMPS)/venv
 $(STAMPS)/extras: pyproject.toml constraints.txt | $(STAMPS)/venv
 	@echo "Installing Holdfast with its optional packages, for the tests that need them ..."
 	@$(PIP_INSTALL) -e '.[test]'
-	@$(PIP_INSTALL) torch==2.13.0 && $(PIP_INSTALL) -e '.[test,hf,harness,wandb,tensorboard,slurm]' || \
+	@$(PIP_INSTALL) torch==2.13.0 && $(PIP_INSTALL) -e '.[test,hf,harness,wandb,tensorboard,mlflow,trackio,slurm,docs,notebooks]' || \
 		echo "some optional packages cannot be installed here; tests that need them skip"
 	@$(PIP_INSTALL) -e '.[tpu]' || echo "libtpu cannot be installed here; tests that need it skip"
 	@touch $@ $(STAMPS)/test $(STAMPS)/core
@@ -48,16 +48,29 @@ $(STAMPS)/dev: pyproject.toml constraints.txt | $(STAMPS)/venv
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $@ $(STAMPS)/test $(STAMPS)/core
 
+$(STAMPS)/site: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@echo "Installing Holdfast and what builds its documentation ..."
+	@$(PIP_INSTALL) -e '.[docs]'
+	@touch $@ $(STAMPS)/core
+
+$(STAMPS)/notebooks: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@echo "Installing Holdfast and what runs its notebooks ..."
+	@$(PIP_INSTALL) -e '.[notebooks]'
+	@touch $@ $(STAMPS)/core
+
+$(STAMPS)/release: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@echo "Installing what builds and checks packages ..."
+	@$(PIP_INSTALL) build twine
+	@touch $@
+
 quickstart: $(STAMPS)/core ## install into .venv, train with and without an anchor, compare; again: resumes
-	$(BIN)/holdfast run examples/quickstart/plain.yaml --group quickstart
-	$(BIN)/holdfast run examples/quickstart/holdfast.yaml --group quickstart
-	$(BIN)/holdfast compare $(QUICKSTART)/plain $(QUICKSTART)/holdfast --html $(QUICKSTART)/compare.html
+	@$(BIN)/holdfast quickstart
 
 test: $(STAMPS)/test ## run the tests that need nothing but Python
-	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 slow: $(STAMPS)/extras ## run the long tests (kills, browser, tutorials) and those of optional packages
-	$(BIN)/python -m pytest -m 'slow or extra' -rs $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or extra' -rs $(PYTEST_ARGS)
 
 lint: $(STAMPS)/dev ## check style and format
 	$(BIN)/ruff check .
@@ -76,12 +89,27 @@ docs: $(STAMPS)/core ## write docs/configuration.md from the fields of all jobs
 docs-check: $(STAMPS)/core ## fail when docs/configuration.md is not current
 	$(BIN)/python tools/configuration_reference.py --check
 
-picture: $(STAMPS)/core ## make the README's picture of the report of RUN=…; needs chromium
+site: $(STAMPS)/site ## build the documentation site into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+serve-site: $(STAMPS)/site ## serve the documentation site on this machine, built again when a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+notebooks: $(STAMPS)/notebooks ## run the notebooks of examples/notebooks; pages of what they show go to build/notebooks
+	$(BIN)/python tools/run_notebooks.py build/notebooks
+
+package: $(STAMPS)/release ## build wheel and sdist into dist/ and try the wheel in an environment of its own
+	$(BIN)/python tools/check_package.py
+
+picture: $(STAMPS)/core ## make the README's picture of the report of RUN=…, or of a comparison of RUN='… …'; needs chromium
 	$(BIN)/python tools/readme_picture.py $(RUN)
 
 bench: $(STAMPS)/core ## measure speed and memory beside peers (half an hour); BENCH_ARGS='--quick' tries the harness
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
+campaign: $(STAMPS)/core ## try thousands of faults (hours, goes on where it was); CAMPAIGN_ARGS='kills --minutes 5' tries some
+	$(BIN)/python -m benchmarks.campaign $(CAMPAIGN_ARGS)
+
 clean: ## remove the environment and everything that was made; runs stay
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import checkpoints, data, growth, packing, page, speed, start
+from benchmarks import checkpoints, command, data, growth, methods, packing, page, speed, start
 from benchmarks.bench import OUT, Bench, say
 from benchmarks.figures import figure_table, judged, shape_table
 from benchmarks.shapes import SHAPES
@@ -25,15 +25,17 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "data": data.run,
     "checkpoints": checkpoints.run,
     "start": start.run,
+    "command": command.run,
     "growth": growth.run,
 }
+ASKED_FOR: dict[str, Callable[[Bench], dict[str, Any]]] = {"methods": methods.run}  # parts that a whole run leaves out
 
 
 def main() -> None:
     names = ["speed", *PARTS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="how often everybody is measured")
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="these parts alone")
+    parser.add_argument("--only", nargs="+", choices=[*names, *ASKED_FOR], default=names, help="these parts alone")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=None, help="of speed, these shapes alone")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, few rounds: shows that the harness works")
     arguments = parser.parse_args()
@@ -68,7 +70,7 @@ def measure(bench: Bench, parts: list[str], shapes: list[str] | None) -> dict[st
     if "speed" in parts:
         for name in shapes or bench.shapes:
             results[name] = speed.measure(bench, name)
-    for name, part in PARTS.items():
+    for name, part in {**PARTS, **ASKED_FOR}.items():
         if name in parts:
             say(f"{name} ...")
             results[name] = part(bench)
@@ -90,6 +92,8 @@ def show(results: dict[str, Any], *, whole: bool) -> None:
     for name in SHAPES:
         if name in results:
             say(f"\n### {name}\n\n{shape_table(results[name])}")
+    if "methods" in results:
+        say(f"\n### methods\n\n{methods.method_table(results['methods'])}")
     say(f"\n{figure_table(results, whole=whole)}")
 
 

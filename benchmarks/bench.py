@@ -31,7 +31,7 @@ class Bench:
 
     @property
     def cache(self) -> Path:
-        """Prepared stores of this run."""
+        """TokenStore stores of this run."""
         return self.folder / "cache"
 
     def log(self, name: str) -> Path:

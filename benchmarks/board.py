@@ -1,4 +1,4 @@
-"""How long the board takes to list 200 runs: copies of a run's files, read for the first time.
+"""How long the board takes to list 1,000 runs: copies of a run's files, read for the first time.
 
 python benchmarks/board.py RUN
 """
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from holdfast.report import live
 
-NUM_RUNS = 200
+NUM_RUNS = 1000
 
 
 def main() -> None:
     run = Path(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
         for number in range(NUM_RUNS):
-            target = Path(folder) / "group" / f"run{number:03}"
+            target = Path(folder) / "group" / f"run{number:04}"
             target.mkdir(parents=True)
             for name in ("config.yaml", "metrics.jsonl", "results.json"):
                 shutil.copy(run / name, target / name)

@@ -7,9 +7,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from holdfast.analysis.rehearsal import Rehearsal
 from holdfast.config import merge
-from holdfast.training.jobs import config_classes
-from holdfast.training.rehearsal import Rehearsal
+from holdfast.execution.checksums import checksums, not_finite
+from holdfast.training.config import config_classes
+from holdfast.training.resolve import resolve
 
 STEPS = 8  # after a checkpoint: the writing is over by then, or the wait for it counts too
 
@@ -18,19 +20,23 @@ def main() -> None:
     told = json.loads(sys.argv[1])
     job = "gpt/train/pretrain"
     with tempfile.TemporaryDirectory() as scratch:
-        rehearsal = Rehearsal(job, merge(config_classes(job), told["config"]), Path(scratch))
+        rehearsal = Rehearsal(resolve(job, merge(config_classes(job), told["config"])), Path(scratch))
         rehearsal.take(3)
-        plain, saved, blocked = [], [], []
+        plain, saved, blocked, summed = [], [], [], []
         for _ in range(told["rounds"] + 1):
             started = time.perf_counter()
             rehearsal.take(STEPS)
             plain.append(time.perf_counter() - started)
             started = time.perf_counter()
-            rehearsal.session.checkpoint(rehearsal.step, ())
+            rehearsal.loop.checkpoint(rehearsal.step, ())
             blocked.append(time.perf_counter() - started)
             rehearsal.take(STEPS)
             rehearsal.store.wait()
             saved.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            checksums(rehearsal.trainer.state.arrays())
+            not_finite(rehearsal.trainer.state.params)
+            summed.append(time.perf_counter() - started)
         size = sum(file.stat().st_size for file in Path(scratch).rglob("*") if file.is_file())
         rehearsal.close()
     # The first checkpoint makes what the others use again.
@@ -39,6 +45,7 @@ def main() -> None:
         "step_seconds": statistics.median(plain[1:]) / STEPS,
         "lost_seconds": statistics.median(lost),
         "blocked_seconds": statistics.median(blocked[1:]),
+        "checksum_seconds": statistics.median(summed[1:]),
         "first_seconds": saved[0] - plain[0],
         "bytes_on_disk": size,
     }))  # fmt: skip

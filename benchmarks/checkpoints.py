@@ -11,4 +11,6 @@ INTERVAL = 50
 def run(bench: Bench) -> dict[str, Any]:
     """The share of the loop's time that is lost with a checkpoint every 50 steps of the small shape."""
     found = one_shot("checkpoint_costs", {"config": bench.options("small"), "rounds": bench.rounds})
-    return {**found, "interval": INTERVAL, "share": found["lost_seconds"] / (INTERVAL * found["step_seconds"])}
+    steps = INTERVAL * found["step_seconds"]
+    shares = {"share": found["lost_seconds"] / steps, "checksum_share": found["checksum_seconds"] / steps}
+    return {**found, "interval": INTERVAL, **shares}

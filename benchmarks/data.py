@@ -1,4 +1,4 @@
-"""What data costs: making a batch beside the step that uses it, and the first batch of a run that resumes late."""
+"""What data costs: a batch beside the step that uses it, the first batch of a run that resumes late, checksums."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ LONG_STEPS = 1_200_000
 
 
 def run(bench: Bench) -> dict[str, Any]:
-    """Both figures: of small and packed MNLI rows the worse one, and of a plain and a fading run the worse one."""
+    """The figures: of small and packed MNLI rows the worse one, and of a plain and a fading run the worse one."""
     small = bench.options("small")
     configs = {"small": small}
     if mnli.missing() is None:
@@ -21,6 +21,7 @@ def run(bench: Bench) -> dict[str, Any]:
         **found,
         "batch_over_step": max(entry["ratio"] for entry in found["batches"].values()),
         "late_over_early": max(entry["late_over_early"] for entry in found["first"].values()),
+        "checksum_ratio": found["checksums"]["ratio"],
     }
 
 

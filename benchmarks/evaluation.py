@@ -27,6 +27,7 @@ from holdfast.evaluation.forward import Runner, bucket
 from holdfast.evaluation.tasks import find_task
 from holdfast.models.config import ModelSpec
 from holdfast.models.decoder import Decoder
+from holdfast.models.family import decoder
 
 BLOCK = 512
 NEW_TOKENS = 256
@@ -70,7 +71,7 @@ def one_at_a_time(model: Decoder, params: Any, tokenizer: Tokenizer) -> Callable
 
 def compare_choice(model: Decoder, params: Any, tokenizer: Tokenizer, name: str, count: int) -> None:
     documents = find_task(name, DataConfig()).examples(DataConfig(), count)
-    runner = Runner(model, model.spec)
+    runner = Runner(decoder(model.spec))
 
     def ours() -> list[choice.Scores]:
         return choice.score(runner, params, choice.questions(documents, tokenizer, BLOCK, "never"), 32)
@@ -87,7 +88,7 @@ def compare_choice(model: Decoder, params: Any, tokenizer: Tokenizer, name: str,
 
 
 def compare_generation(model: Decoder, params: Any, tokenizer: Tokenizer) -> None:
-    runner = Runner(model, model.spec)
+    runner = Runner(decoder(model.spec))
     prompt = tokenizer.encode("Once upon a time")
 
     @jax.jit

@@ -47,8 +47,13 @@ FIGURES = (
     Figure("packed_loss_difference", "per-token losses PACKED and PADDED", "packing/loss_difference", at_most=1e-5),
     Figure("batch_over_step", "data: time in batch_at / step time", "data/batch_over_step", at_most=0.01),
     Figure("resume_first_batch", "first batch at step 1,000,000 / at step 0", "data/late_over_early", at_most=1.5),
+    Figure("store_checksums", "preparing a store with checksums / without", "data/checksum_ratio", at_most=1.05),
     Figure("checkpoint_share", "loop time lost to a checkpoint every 50 steps", "checkpoints/share", at_most=0.03),
+    Figure(
+        "checksum_share", "of that, its checksums and whether all is finite", "checkpoints/checksum_share", at_most=0.01
+    ),
     Figure("second_start", "second start / first start, to the first step", "start/second_over_first", at_most=0.5),
+    Figure("help_seconds", "`holdfast --help`, seconds", "command/help_seconds", at_most=0.3),
     Figure("growth_memory", "growth over 5,000 steps: memory", "growth/memory", at_most=0.02),
     Figure("growth_step_time", "growth over 5,000 steps: step time", "growth/step_time", at_most=0.02),
 )

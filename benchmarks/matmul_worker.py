@@ -1,7 +1,7 @@
 """The machine's float32 matrix product through XLA as a worker: one "step" is one product of two large matrices."""
 
 from benchmarks.peers.serve import open_pipe, serve
-from holdfast.training.profiling import Matmul
+from holdfast.analysis.profile import Matmul
 
 
 def main() -> None:

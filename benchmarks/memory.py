@@ -4,34 +4,35 @@ python -m benchmarks.memory
 """
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from holdfast.data.batches import Batch
+from holdfast.config import merge
 from holdfast.execution import Topology
-from holdfast.models.config import ModelSpec
-from holdfast.optim import OptimConfig, build_optimizer
-from holdfast.training.build import initial_state
-from holdfast.training.microbatch import needed_bytes
-from holdfast.training.state import KLDivergenceTrainState, Objective
+from holdfast.training.compile import abstract_arguments, needed_bytes, trace_train
+from holdfast.training.config import config_classes
+from holdfast.training.initial import abstract_stage, initial_state
+from holdfast.training.resolve import resolve
 from holdfast.training.step import train_step
+
+JOB = "continual/train/abcd_kl"
+ROWS, BLOCK = 8, 256
+STAGE = {"tokens": ROWS * BLOCK, "data": [{"name": "pydocs", "style": "PMD"}]}
+OPTIONS = {
+    "stages": [STAGE, {**STAGE, "beta": 1.0, "update_reference": True}],
+    "training": {"batch_size": ROWS},
+    "optimization": {"kl": {"estimator": "forward"}},
+    "architecture": {"n_layers": 6, "n_embd": 384, "n_head": 6, "block_size": BLOCK, "bias": True},
+    "eval": {"evaluations": []},
+}
 
 
 def main() -> None:
-    spec = ModelSpec(
-        6, 384, 6, 6, 64, 1536, vocab_size=512, block_size=256, bias=True, qkv_bias=True, scan_layers=False
-    )
-    objective = Objective(spec, build_optimizer("adamw", OptimConfig()), lambda _: jnp.float32(3e-4))
-    plain = initial_state(KLDivergenceTrainState, objective, 0, Topology.build().mesh)
-    anchored = plain.replace(objective=objective.penalised(("forward",), None), reference=plain.params)
-    x = np.zeros((1, 8, 256), np.int32)
-    mask = np.ones(x.shape, np.int8)
-    step = jax.jit(train_step, static_argnums=3, donate_argnums=0)
-    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(plain.params))
+    run, topology = resolve(JOB, merge(config_classes(JOB), OPTIONS)), Topology.build()
+    state = initial_state(run, topology.mesh)
+    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
     needed = {}
-    for name, state in (("plain", plain), ("exact KL", anchored)):
-        batch = Batch(x, x, mask, penalty_mask=mask)
-        needed[name] = needed_bytes(step.lower(state, batch, jax.random.key(0), 1).compile())
+    for stage, name in enumerate(("plain", "exact KL")):
+        arguments = abstract_arguments(run, topology, ROWS, abstract_stage(state, run, stage))
+        needed[name] = needed_bytes(trace_train(train_step, topology.mesh, *arguments).lower().compile())
         print(f"{name}: {needed[name] / 2**20:.0f} MiB")
     extra = needed["exact KL"] - needed["plain"]
     print(f"parameters: {parameters / 2**20:.0f} MiB; extra: {extra / 2**20:.0f} MiB")

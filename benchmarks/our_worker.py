@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.serve import open_pipe, serve
+from holdfast.analysis.rehearsal import Rehearsal
 from holdfast.config import merge
 from holdfast.models.pretrained import save_pretrained
-from holdfast.training.jobs import config_classes
-from holdfast.training.rehearsal import Rehearsal
+from holdfast.training.config import config_classes
+from holdfast.training.resolve import resolve
 
 NUM_BATCHES = 16
 
@@ -24,7 +25,7 @@ NUM_BATCHES = 16
 def export(rehearsal: Rehearsal, folder: Path) -> None:
     """Write the initial weights and the inputs and targets of the first batches, (N, 2, rows, length)."""
     trainer = rehearsal.trainer
-    save_pretrained(trainer.state.params, trainer.model_spec, folder / "model", family="gpt2")
+    save_pretrained(trainer.state.params, trainer.resolved.model.options, folder / "model", family="gpt2")
     batches = [trainer.batches[step] for step in range(NUM_BATCHES)]
     np.save(folder / "batches.npy", np.stack([np.stack([batch.x[0], batch.y[0]]) for batch in batches]))
 
@@ -40,7 +41,7 @@ def main() -> None:
     told: dict[str, Any] = json.loads(sys.argv[1])
     cfg = merge(config_classes(told["job"]), told["config"])
     with tempfile.TemporaryDirectory() as scratch:
-        rehearsal = Rehearsal(told["job"], cfg, Path(scratch), told.get("stage", 0))
+        rehearsal = Rehearsal(resolve(told["job"], cfg), Path(scratch), told.get("stage", 0))
         if "export" in told:
             export(rehearsal, Path(told["export"]))
             return
@@ -53,8 +54,8 @@ def main() -> None:
 
         versions = {name: importlib.metadata.version(name) for name in ("holdfast", "jax", "jaxlib")}
         facts = {
-            "parameters": trainer.model_spec.num_parameters(),
-            "flops_per_step": trainer.model_spec.flops_per_token() * trainer.stages.tokens_per_step,
+            "parameters": trainer.resolved.model.num_parameters(),
+            "flops_per_step": trainer.resolved.model.flops_per_token() * trainer.resolved.curriculum.tokens_per_step,
             "useful_per_step": useful_tokens(rehearsal, 50) / 50,
             "versions": versions,
         }

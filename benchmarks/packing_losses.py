@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from holdfast.analysis.rehearsal import Rehearsal
 from holdfast.config import merge
 from holdfast.data.rows import Rows
 from holdfast.data.sampling import DatasetStyle
-from holdfast.models.decoder import unembedding
 from holdfast.objectives.token_loss import token_nll
-from holdfast.training.jobs import config_classes
-from holdfast.training.rehearsal import Rehearsal
+from holdfast.training.config import config_classes
+from holdfast.training.resolve import resolve
 
 PACKED_ROWS = 8
 
@@ -23,9 +23,9 @@ PACKED_ROWS = 8
 def main() -> None:
     cfg = merge(config_classes("gpt/train/pretrain"), json.loads(sys.argv[1]))
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = Rehearsal("gpt/train/pretrain", cfg, Path(scratch)).trainer
+        trainer = Rehearsal(resolve("gpt/train/pretrain", cfg), Path(scratch)).trainer
         store = next(iter(trainer.data.train.values())).prepared
-        block = trainer.stages.block_size
+        block = trainer.resolved.curriculum.block_size
         packed, padded = (
             Rows(store, style, block, loss_on="all") for style in (DatasetStyle.PACKED, DatasetStyle.PADDED)
         )
@@ -35,7 +35,7 @@ def main() -> None:
         def losses(params: Any, batch: Any) -> jax.Array:
             extra = {"segment_ids": batch.segment_ids, "positions": batch.positions}
             hidden = state.apply_fn({"params": params}, batch.x, method="hidden", **extra)
-            return token_nll(hidden, unembedding(params, trainer.model_spec), batch.y)
+            return token_nll(hidden, trainer.resolved.model.unembedding(params), batch.y)
 
         largest = 0.0
         for row in range(PACKED_ROWS):

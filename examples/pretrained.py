@@ -12,12 +12,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from holdfast.analysis.interpolation import Interpolator, default_folder
 from holdfast.cli.configs import job_config
+from holdfast.execution import ExecutionSpec
 from holdfast.report import compare, write_report
 from holdfast.report.groups import mean_and_spread
 from holdfast.report.run_files import Run, open_run
-from holdfast.training.average import Averager, default_folder
-from holdfast.training.start import start_run
+from holdfast.training.run import start_run
 
 JOB = "continual/train/abcd_kl"
 PROJECT, GROUP = "pretrained", "arms"
@@ -31,7 +32,7 @@ ARMS: dict[str, list[str]] = {
     "kl": ["stages.1.beta=1.0", "stages.1.update_reference=true", "optimization.kl.estimator=forward"],
     "replay": ["training.replay={rate: 0.1}"],
 }
-# Averages of the imported model and the end of "full": half of each, and the best on the very rows that judge it.
+# Interpolations of the imported model and the end of "full": half of each, and the best on the very rows that judge it.
 AVERAGES = {"average-half": "0.5", "average-best": "best"}
 
 
@@ -58,8 +59,8 @@ def options(model: str, seed: int, steps: int, rows: int) -> dict[str, Any]:
 
 def train(out: Path, shared: dict[str, Any], arm: str, name: str) -> Path:
     """Train an arm to its end; returns its folder."""
-    cfg = job_config(JOB, shared, ARMS[arm]).cfg
-    code = start_run(JOB, cfg, name=name, project=PROJECT, group=GROUP, root=out, on_results=write_report_page)
+    spec = ExecutionSpec(name=name, project=PROJECT, group=GROUP, root=out, on_results=write_report_page)
+    code = start_run(job_config(JOB, shared, ARMS[arm]).resolved(), spec)
     assert code == 0, f"{name} was stopped; start the script again to go on"
     return out / PROJECT / GROUP / name
 
@@ -72,12 +73,12 @@ def write_report_page(run_dir: Path) -> None:
 def average(run: Path, seed: int) -> None:
     """Evaluate what lies between the imported model and the end of a run, and keep some of it as runs."""
     ends = f"{run}@boundary_1", f"{run}@final"
-    averager = Averager(*ends)
-    found = averager.evaluate([step / 10 for step in range(11)], default_folder(*ends), say=lambda _line: None)
+    interpolator = Interpolator(*ends)
+    found = interpolator.evaluate([step / 10 for step in range(11)], default_folder(*ends), say=lambda _line: None)
     best = found.best("bits_per_byte")
     assert best is not None
     for name, chosen in AVERAGES.items():
-        averager.save(best if chosen == "best" else float(chosen), run.parent / f"{name}-s{seed}", chosen)
+        interpolator.save(best if chosen == "best" else float(chosen), run.parent / f"{name}-s{seed}", chosen)
 
 
 def table(out: Path, seeds: int) -> str:

@@ -1,33 +1,30 @@
-"""What holds the old? Plain training, penalties and replay on two real curricula, judged at equal new-data loss.
+"""What holds the old? Plain training, penalties and replay on two real curricula, judged where they learn as much.
 
-    HOLDFAST_DATA=../shared/data python examples/study.py [--seeds 5] [--out runs/study]
+    python examples/study.py --table                                         # the tables, from study.csv alone
+    HOLDFAST_DATA=../shared/data python examples/study.py [--seeds 5] [--out runs]
 
-Every arm of a seed branches from the same checkpoint at the end of the first dataset. Plain training at several
-learning rates draws a curve of *kept old* against *learned new*; an arm is better than learning less only where it
-lies above that curve. Prints a table and writes a picture. Killed and started again it goes on.
+Every arm of a seed branches from the same checkpoint at the end of the first dataset. What a run ended with is a row of
+`study.csv` beside this file; what has its row is not run again, and a study that was killed goes on. `frontier.py` says
+what an arm is compared with.
 """
 
 import argparse
+import csv
+import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-
-from holdfast.cli.configs import job_config
-from holdfast.training.start import start_run
+from frontier import LEVEL, Plain, Verdict, judge
 
 JOB = "continual/train/abcd_kl"
-PLAIN_RATES = {"plain lr x 0.03": 0.03, "plain lr x 0.2": 0.2, "plain": 1.0}
-
-CURRICULA = {
-    "fineweb to sst2": ("fineweb", "PMD", "sst2", "PACKED"),
-    "tinystories to shakespeare": ("tinystories", "PMD", "shakespeare", "PMD"),
-}
+RESULTS = Path(__file__).with_name("study.csv")
+BASE_RATE = 0.003
+PLAIN, BEFORE = "plain", "before"
 
 PENALISED = ["stages.1.beta=1.0", "stages.1.update_reference=true"]
 ARMS: dict[str, list[str]] = {
-    **{name: [f"stages.1.lr={rate}"] for name, rate in PLAIN_RATES.items()},
     "nll_difference": [*PENALISED, "optimization.kl.estimator=nll_difference"],
     "forward KL": [*PENALISED, "optimization.kl.estimator=forward"],
     "reverse KL": [*PENALISED, "optimization.kl.estimator=reverse"],
@@ -41,91 +38,246 @@ ARMS: dict[str, list[str]] = {
 }
 
 
+class Curriculum(NamedTuple):
+    """Two datasets with their styles, and the multiples of the base learning rate at which plain training is run."""
+
+    old: str
+    old_style: str
+    new: str
+    new_style: str
+    rates: tuple[float, ...]
+
+
+RATES = (0.03, 0.1, 0.2, 0.5, 1.0)
+CURRICULA = {
+    "tinystories to shakespeare": Curriculum("tinystories", "PMD", "shakespeare", "PMD", RATES),
+    # Penalties and replay end beyond the smallest of the five.
+    "fineweb to sst2": Curriculum("fineweb", "PMD", "sst2", "PACKED", (0.01, *RATES)),
+}
+
+
+class Row(NamedTuple):
+    """What one run ended with, in bits per byte; `before` is what all runs of its seed begin with."""
+
+    curriculum: str
+    arm: str
+    seed: int
+    learning_rate: float
+    old: float
+    new: float
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of earlier runs."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            Row(row["curriculum"], row["arm"], int(row["seed"]), *(float(row[name]) for name in Row._fields[3:]))
+            for row in csv.DictReader(file)
+        ]
+
+
+def write_rows(path: Path, rows: list[Row]) -> None:
+    """All rows in a fixed order, the file whole or not at all."""
+    from holdfast.execution.files import write_atomically
+
+    arms = [BEFORE, PLAIN, *ARMS]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Row._fields)
+    names = list(CURRICULA)
+    for row in sorted(rows, key=lambda r: (names.index(r.curriculum), arms.index(r.arm), r.learning_rate, r.seed)):
+        writer.writerow([*row[:3], f"{row.learning_rate:g}", f"{row.old:.5f}", f"{row.new:.5f}"])
+    write_atomically(path, text.getvalue())
+
+
+def learning_rate(multiple: float) -> float:
+    """A multiple of the base rate, as `study.csv` has it.
+
+    >>> learning_rate(0.1)
+    0.0003
+    """
+    return round(multiple * BASE_RATE, 12)
+
+
+def arms_of(curriculum: str) -> list[tuple[str, float]]:
+    """The arms of each seed with their learning rates; the run that the others branch from is the first."""
+    plain = [(PLAIN, learning_rate(rate)) for rate in sorted(CURRICULA[curriculum].rates, reverse=True)]
+    return [*plain, *((arm, BASE_RATE) for arm in ARMS)]
+
+
 def options(curriculum: str, seed: int) -> dict[str, Any]:
     """The options that all arms of a seed share."""
-    old, old_style, new, new_style = CURRICULA[curriculum]
+    data = CURRICULA[curriculum]
     tokens_per_step = 16 * 128
     return {
         "stages": [
-            {"name": old, "tokens": 400 * tokens_per_step, "data": [{"name": old, "style": old_style}]},
-            {"name": new, "tokens": 150 * tokens_per_step, "data": [{"name": new, "style": new_style}]},
+            {
+                "name": data.old,
+                "tokens": 400 * tokens_per_step,
+                "data": [{"name": data.old, "style": data.old_style}],
+            },
+            {
+                "name": data.new,
+                "tokens": 150 * tokens_per_step,
+                "data": [{"name": data.new, "style": data.new_style}],
+            },
         ],
         "training": {"batch_size": 16, "seed": seed, "validation_steps": 128, "validation": False},
-        "optimization": {"lr": 0.003, "schedule": "constant"},
+        "optimization": {"lr": BASE_RATE, "schedule": "constant"},
         "architecture": {"preset": "tiny", "n_layers": 2, "n_embd": 96, "n_head": 4, "block_size": 128},
         "eval": {"evaluations": []},
         "logging": {"report_interval": 25, "checkpoint_interval": 100000},
     }
 
 
-def run_arm(out: Path, curriculum: str, seed: int, arm: str) -> tuple[float, float]:
-    """Bits per byte of the new and of the old dataset at the end of an arm's run."""
-    group = curriculum.replace(" ", "-")
-    name = f"{arm.replace(' %', 'pct').replace(' ', '-')}-{seed}"
-    values = options(curriculum, seed)
-    resolved = job_config(JOB, values, ARMS[arm])
-    parent = None if arm == "plain" else str(out / "study" / group / f"plain-{seed}") + "@boundary_1"
-    code = start_run(
-        JOB, resolved.cfg, name=name, project="study", group=group, root=out, parent=parent, init_from=None
-    )
+def run_name(arm: str, seed: int, rate: float) -> str:
+    """The name of a run's folder.
+
+    >>> run_name("plain", 3, 0.1), run_name("plain", 3, 1.0), run_name("replay 5 %", 0, 1.0)
+    ('plain-lr-x-0.1-3', 'plain-3', 'replay-5pct-0')
+    """
+    slower = f" lr x {rate:g}" if rate != 1 else ""
+    return f"{arm}{slower}-{seed}".replace(" %", "pct").replace(" ", "-")
+
+
+def run_arm(out: Path, curriculum: str, seed: int, arm: str, rate: float) -> list[Row]:
+    """Train an arm and read what it ended with, and what it began with."""
+    from holdfast.cli.configs import job_config
+    from holdfast.execution import ExecutionSpec
+    from holdfast.training.run import start_run
+
+    group, multiple = curriculum.replace(" ", "-"), round(rate / BASE_RATE, 6)
+    name = run_name(arm, seed, multiple)
+    overrides = ARMS.get(arm, [f"stages.1.lr={multiple}"])
+    run = job_config(JOB, options(curriculum, seed), overrides).resolved()
+    trunk = run_name(PLAIN, seed, 1.0)
+    parent = None if name == trunk else str(out / "study" / group / trunk) + "@boundary_1"
+    code = start_run(run, ExecutionSpec(name=name, project="study", group=group, root=out, parent=parent))
     assert code == 0, f"{name} was stopped; start the study again to go on"
     results = json.loads((out / "study" / group / name / "results.json").read_text())
-    last = dict(zip(results["tasks"], results["matrix"]["bits_per_byte"][-1], strict=True))
-    old, _, new, _ = CURRICULA[curriculum]
-    return last[new], last[old]
-
-
-def saved_at_equal_loss(found: dict[str, list[tuple[float, float]]], arm: str) -> np.ndarray:
-    """For each seed, how many bits per byte of the old an arm keeps beyond plain training with the same new loss."""
-    saved = []
-    for seed, (new, old) in enumerate(found[arm]):
-        curve = sorted(found[name][seed] for name in PLAIN_RATES)
-        news, olds = zip(*curve, strict=True)
-        # What plain training would keep beyond its smallest learning rate is not known.
-        saved.append(np.interp(new, news, olds, right=np.nan) - old)
-    return np.array(saved)
-
-
-def table(curriculum: str, found: dict[str, list[tuple[float, float]]]) -> str:
-    """The arms of a curriculum as a Markdown table; mean ± standard deviation over seeds."""
-    old, _, new, _ = CURRICULA[curriculum]
-    lines = [
-        f"| {curriculum} | learned new: {new}, bits/byte | kept old: {old}, bits/byte | saved at equal new loss |",
-        "|---|---|---|---|",
+    data = CURRICULA[curriculum]
+    before, after = (dict(zip(results["tasks"], row, strict=True)) for row in results["matrix"]["bits_per_byte"][-2:])
+    return [
+        Row(curriculum, BEFORE, seed, 0.0, before[data.old], before[data.new]),
+        Row(curriculum, arm, seed, rate, after[data.old], after[data.new]),
     ]
-    for arm, points in found.items():
-        values = np.array(points)
-        mean, spread = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(2)
-        saved = saved_at_equal_loss(found, arm)
-        error = saved.std(ddof=1) if len(saved) > 1 else 0.0
-        gain = f"{saved.mean():+.3f} ± {error:.3f}" if np.isfinite(saved).all() else "off the curve"
-        gain = "" if arm in PLAIN_RATES else gain
-        lines.append(f"| {arm} | {mean[0]:.3f} ± {spread[0]:.3f} | {mean[1]:.3f} ± {spread[1]:.3f} | {gain} |")
+
+
+def run_missing(path: Path, out: Path, seeds: int) -> None:
+    """Run the arms that have no row yet, and keep each row as soon as there is one."""
+    found = {row[:4]: row for row in read_rows(path)}
+    for curriculum in CURRICULA:
+        for seed in range(seeds):
+            arms = arms_of(curriculum)
+            missing = [(arm, rate) for arm, rate in arms if (curriculum, arm, seed, rate) not in found]
+            # The others branch from the first; where its run is still there, this takes no time.
+            for arm, rate in dict.fromkeys([*(arms[:1] if missing else []), *missing]):
+                for row in run_arm(out, curriculum, seed, arm, rate):
+                    found[row[:4]] = row
+                write_rows(path, list(found.values()))
+
+
+class Study(NamedTuple):
+    """All runs of a curriculum whose seeds are complete."""
+
+    plain: Plain
+    old_before: np.ndarray
+    arms: dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def study_of(rows: list[Row], curriculum: str) -> Study | None:
+    """The seeds of which every run is there, together; None if there are fewer than two."""
+    found = {row[1:4]: row for row in rows if row.curriculum == curriculum}
+
+    def has_all(seed: int) -> bool:
+        return all((arm, seed, rate) in found for arm, rate in arms_of(curriculum))
+
+    seeds = [seed for seed in sorted({row.seed for row in found.values()}) if has_all(seed)]
+    if len(seeds) < 2:
+        return None
+
+    def losses(arm: str, rate: float, field: str) -> np.ndarray:
+        return np.array([getattr(found[arm, seed, rate], field) for seed in seeds])
+
+    multiples = sorted(CURRICULA[curriculum].rates)
+    plain = Plain(
+        np.array(multiples),
+        np.stack([losses(PLAIN, learning_rate(rate), "new") for rate in multiples], axis=1),
+        np.stack([losses(PLAIN, learning_rate(rate), "old") for rate in multiples], axis=1),
+        losses(BEFORE, 0.0, "new"),
+    )
+    arms = {arm: (losses(arm, BASE_RATE, "new"), losses(arm, BASE_RATE, "old")) for arm in ARMS}
+    return Study(plain, losses(BEFORE, 0.0, "old"), arms)
+
+
+def spread(values: np.ndarray) -> str:
+    """Mean ± standard deviation over seeds."""
+    return f"{values.mean():.3f} ± {values.std(ddof=1):.3f}"
+
+
+def tables(curriculum: str, study: Study) -> str:
+    """Plain training over its rates, and the verdict on every arm, as Markdown."""
+    data, plain = CURRICULA[curriculum], study.plain
+    head = f"{data.new}, bits/byte | kept old: {data.old}, bits/byte"
+    lines = [f"| {curriculum}: plain | learned new: {head} | |", "|---|---|---|---|"]
+    lines.append(f"| before | {spread(plain.new_before)} | {spread(study.old_before)} | |")
+    dominated = plain.dominated()
+    for index, rate in enumerate(plain.rates):
+        note = f"dominated by rate × {dominated[rate]:g}" if rate in dominated else ""
+        lines.append(f"| rate × {rate:g} | {spread(plain.new[:, index])} | {spread(plain.old[:, index])} | {note} |")
+    verdicts = judge(plain, study.arms)
+    lines += ["", f"| {curriculum}: arm | learned new | kept old | Δ₊ | Δ at δ = 0 | δ × slope | Δ₋ | verdict |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for arm, (new, old) in study.arms.items():
+        lines.append(f"| {arm} | {spread(new)} | {spread(old)} | {' | '.join(cells(verdicts[arm]))} |")
+    runs = len(plain.new_before) * (len(plain.rates) + len(study.arms))
+    lines += ["", f"δ = {plain.margin:.4f} bits per byte; {len(plain.new_before)} seeds, {runs} runs; {FAMILY}"]
     return "\n".join(lines)
 
 
-def draw(all_found: dict[str, dict[str, list[tuple[float, float]]]], path: Path) -> None:
-    """Kept old against learned new, one point for each arm with its spread, and the curve of plain training."""
+FAMILY = (
+    f"Holm over {len(ARMS)} arms at a one-sided level of {LEVEL:g}. "
+    "Conditional on this held-out set; each seed has a parent of its own, shared by all its arms."
+)
+
+
+def cells(verdict: Verdict) -> list[str]:
+    """The last columns of an arm's line."""
+    estimates = [
+        "–" if part is None else f"{part.mean:+.3f} [{part.low:+.3f}, {part.high:+.3f}]"
+        for part in (verdict.better, verdict.worse)
+    ]
+    numbers = ["–" if value is None else f"{value:+.3f}" for value in (verdict.without_margin, verdict.margin_worth)]
+    words = "; ".join([verdict.words, *verdict.notes])
+    return [estimates[0], *numbers, estimates[1], f"**{words}**" if words.startswith(("better", "worse")) else words]
+
+
+def draw(studies: dict[str, Study], path: Path) -> None:
+    """Kept old against learned new: plain over its rates, with every arm and its spread."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(all_found), figsize=(6 * len(all_found), 4.6), squeeze=False)
-    for axis, (curriculum, found) in zip(axes[0], all_found.items(), strict=True):
-        old, _, new, _ = CURRICULA[curriculum]
-        curve = np.array([np.mean(found[name], axis=0) for name in PLAIN_RATES])
-        axis.plot(curve[:, 0], curve[:, 1], color="0.6", zorder=1, label="plain over learning rates")
-        for index, (arm, points) in enumerate(found.items()):
-            values = np.array(points)
-            spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros(2)
-            mean = values.mean(0)
-            axis.errorbar(
-                mean[0], mean[1], xerr=spread[0], yerr=spread[1], fmt="os^Dv<>P"[index % 8], label=arm, capsize=2
-            )
-        axis.set_xlabel(f"learned new: {new}, bits per byte (left is better)")
-        axis.set_ylabel(f"kept old: {old}, bits per byte (down is better)")
-        axis.set_title(curriculum)
+    figure, axes = plt.subplots(1, len(studies), figsize=(6.4 * len(studies), 4.8), squeeze=False)
+    for axis, (curriculum, study) in zip(axes[0], studies.items(), strict=True):
+        data, plain = CURRICULA[curriculum], study.plain
+        fine = np.linspace(np.log(plain.rates[0]), np.log(plain.rates[-1]), 200)
+        curve = [np.interp(fine, np.log(plain.rates), losses.mean(0)) for losses in (plain.new, plain.old)]
+        axis.plot(*curve, color="0.6", zorder=1, label="plain, linear in log learning rate")
+        axis.plot(plain.new.mean(0), plain.old.mean(0), "o", color="0.4", ms=4)
+        for rate, new, old in zip(plain.rates, plain.new.mean(0), plain.old.mean(0), strict=True):
+            axis.annotate(f"× {rate:g}", (new, old), textcoords="offset points", xytext=(5, 5), fontsize=7)
+        for marker, (arm, (new, old)) in zip("s^Dv<", study.arms.items(), strict=True):
+            bars = {"xerr": new.std(ddof=1), "yerr": old.std(ddof=1)}
+            axis.errorbar(new.mean(), old.mean(), **bars, fmt=marker, label=arm, capsize=2)
+        if plain.new.mean(0).max() > 4 * plain.new.mean(0).min():
+            axis.set_xscale("log")
+        axis.set_xlabel(f"learned new: {data.new}, bits per byte (left is better)")
+        axis.set_ylabel(f"kept old: {data.old}, bits per byte (down is better)")
+        axis.set_title(f"{curriculum}, {len(plain.new_before)} seeds")
         axis.legend(fontsize=7)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,21 +287,18 @@ def draw(all_found: dict[str, dict[str, list[tuple[float, float]]]], path: Path)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("runs"))
-    parser.add_argument("--picture", type=Path, default=None)
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="where the runs are")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the rows of all runs")
+    parser.add_argument("--picture", type=Path, default=None, help="draw the arms and plain's frontier there")
+    parser.add_argument("--table", action="store_true", help="train nothing: the tables of the rows that are there")
     arguments = parser.parse_args()
-    order = ["plain", *(arm for arm in ARMS if arm != "plain")]
-    all_found = {}
-    for curriculum in CURRICULA:
-        found: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ARMS}
-        for seed in range(arguments.seeds):
-            for arm in order:
-                found[arm].append(run_arm(arguments.out, curriculum, seed, arm))
-        all_found[curriculum] = found
-        print(table(curriculum, found), flush=True)
-    path = arguments.picture or arguments.out / "study" / "study.png"
-    draw(all_found, path)
-    print(f"\n{path}")
+    if not arguments.table:
+        run_missing(arguments.results, arguments.out, arguments.seeds)
+    rows = read_rows(arguments.results)
+    studies = {name: found for name in CURRICULA if (found := study_of(rows, name)) is not None}
+    print("\n\n".join(tables(name, study) for name, study in studies.items()))
+    if arguments.picture is not None:
+        draw(studies, arguments.picture)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,10 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE / "compiled"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+# What is compiled here runs for moments and is compiled for longer: LLVM need not make it fast. Programs that
+# train for longer, in processes of their own, are started without this flag.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+
 # In CI the same examples every time: a new counter-example is found at a desk, not by whoever submits next.
 # Nowhere a limit of time: a machine that is busy is no counter-example.
 hypothesis.settings.register_profile("desk", deadline=None)

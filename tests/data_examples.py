@@ -13,7 +13,7 @@ from holdfast.data import store
 from holdfast.data.config import DataConfig
 from holdfast.data.documents import Document
 from holdfast.data.encode import encode_documents
-from holdfast.data.store import Prepared
+from holdfast.data.store import TokenStore
 from holdfast.data.tokenizers import Tokenizer
 from holdfast.data.tokenizers.bytelevel import BytesTokenizer
 
@@ -26,7 +26,7 @@ GPT2 = SHARED / "tokenizers" / "gpt2"
 
 def make_store(
     folder: Path, documents: Sequence[Document], tokenizer: Tokenizer | None = None, name: str = "made"
-) -> Prepared:
+) -> TokenStore:
     """A store of documents, without preparation."""
     tokenizer = tokenizer or BytesTokenizer()
     flat, records = encode_documents(list(documents), tokenizer)
@@ -47,7 +47,7 @@ def make_store(
         "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint},
     }
     store.finish(path, ledger, tokenizer.token_bytes())
-    return Prepared.open(path)
+    return TokenStore.open(path)
 
 
 def texts(*contents: str) -> list[Document]:

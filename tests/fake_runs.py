@@ -6,20 +6,32 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from holdfast.config import merge, to_yaml
 from holdfast.curriculum import Curriculum
-from holdfast.evaluation.matrix import Point, ScoreMatrix, task_homes, task_names
+from holdfast.evaluation.matrix import Point, ScoreMatrix, task_homes, task_names, tasks_not_learned
+from holdfast.evaluation.sums import WEIGHTS, Answers, HeldOut, TaskSums, write_sums
 from holdfast.report.timeline import read_curriculum
-from holdfast.training.agenda import measurements
-from holdfast.training.jobs import config_classes
+from holdfast.training.config import config_classes
+from holdfast.training.triggers import measurements
 
 JOB = "continual/train/abcd_kl"
 NAMES = ("stories", "mnli", "sst2", "arithmetic", "speeches")
 EVALUATIONS = ("mnli", "sst2")
 BLOCK, BATCH, STEPS = 32, 8, 40
+ROWS, DOCUMENTS = 24, 12  # held-out ones
 
 
-def config_values(seed: int = 0, lr: float = 1e-3, stages: int = 5, steps: int = STEPS, overlap: float = 0.5) -> Any:
+def config_values(
+    seed: int = 0,
+    lr: float = 1e-3,
+    stages: int = 5,
+    steps: int = STEPS,
+    overlap: float = 0.5,
+    replay: float = 0.0,
+    mixture_unit: str = "rows",
+) -> Any:
     """Options of a run of some stages, each of so many steps."""
     made = [
         {
@@ -33,7 +45,7 @@ def config_values(seed: int = 0, lr: float = 1e-3, stages: int = 5, steps: int =
     ]
     return {
         "stages": made,
-        "training": {"batch_size": BATCH, "seed": seed},
+        "training": {"batch_size": BATCH, "seed": seed, "replay": {"rate": replay}, "mixture_unit": mixture_unit},
         "architecture": {"block_size": BLOCK},
         "optimization": {"lr": lr, "kl": {"estimator": "forward"}},
         "eval": {"evaluations": list(EVALUATIONS)},
@@ -52,17 +64,37 @@ def held_out_losses(curriculum: Curriculum, kept: float) -> dict[str, list[float
     return levels
 
 
+UNIFORM = {"nll": math.log(256), "bits_per_byte": 8.0}  # of a byte-level model that knows nothing
+
+
+def held_out_rows(loss: float, seed: str) -> HeldOut:
+    """Rows with that mean loss, noise that differs between evaluations, and the same spread in all of them."""
+    random_ = random.Random(seed)
+    own = np.linspace(-0.3, 0.3, ROWS) + [0.02 * random_.gauss(0, 1) for _ in range(ROWS)]
+    tokens, none = np.full(ROWS, float(BLOCK)), np.zeros(ROWS)
+    nll = (loss + own - own.mean()) * tokens
+    return HeldOut(nll, tokens, tokens, np.arange(ROWS) * DOCUMENTS // ROWS, none, none, none)
+
+
 class FakeRun:
     """Writes the files of a run up to a step.
 
     Args:
         kept: from 0 to 1, how much is not forgotten.
+        sums: whether evaluations keep their sums, as those of earlier versions did not.
     """
 
     def __init__(
-        self, path: Path, *, kept: float = 0.5, probes: bool = True, evaluate: bool = True, **values: Any
+        self,
+        path: Path,
+        *,
+        kept: float = 0.5,
+        probes: bool = True,
+        evaluate: bool = True,
+        sums: bool = True,
+        **values: Any,
     ) -> None:
-        self.path, self.kept, self.probes, self.evaluate = path, kept, probes, evaluate
+        self.path, self.kept, self.probes, self.evaluate, self.sums = path, kept, probes, evaluate, sums
         classes = config_classes(JOB)
         config = config_values(**values)
         self.cfg = merge(classes, config)
@@ -144,6 +176,7 @@ class FakeRun:
         scores: dict[str, Any] = {}
         intervals: dict[str, Any] = {}
         facts: dict[str, Any] = {}
+        sums: dict[str, TaskSums] = {}
         for name in self.datasets:
             loss = self.losses[name][step] + 0.002 * self.random.random()
             kl = 0.05 * stage + 0.01 if stage else None
@@ -152,23 +185,31 @@ class FakeRun:
                 "nll": [loss - 0.02, loss + 0.02],
                 "bits_per_byte": [loss / 0.7 - 0.03, loss / 0.69 + 0.03],
             }
+            rows = held_out_rows(loss, f"{step} {name}")
+            sums[name] = TaskSums(rows)
+            facts[name] = {"kind": "held_out", "rows": ROWS, "documents": DOCUMENTS, "uniform": UNIFORM}
             if name in EVALUATIONS:
-                accuracy = self._examples(step, name, loss, at == "probe")
+                right = self._examples(step, name, loss, at == "probe")
+                accuracy = sum(right) / len(right)
                 scores[name]["accuracy"] = accuracy
                 intervals[name]["accuracy"] = [max(accuracy - 0.1, 0), min(accuracy + 0.1, 1)]
-                facts[name] = {"kind": "choice", "count": 60, "chance": 0.5, "majority": 0.5, "one_class": False}
+                facts[name] |= {"kind": "choice", "count": 60, "chance": 0.5, "majority": 0.5, "one_class": False}
+                answers = Answers(tuple(map(str, range(len(right)))), ("",) * len(right), tuple(right))
+                sums[name] = TaskSums(rows, answers)
+        if self.sums:
+            write_sums(self.path / "evaluations" / str(step), {WEIGHTS: sums})
         tokens = step * self.curriculum.tokens_per_step
         point = {"row": row, "stage": stage, "at": at, "scores": scores, "intervals": intervals, "facts": facts}
         self.points.append({"step": step, "tokens": tokens, **point})
         self._record("evaluation", step, **point)
 
-    def _examples(self, step: int, name: str, loss: float, probe: bool) -> float:
+    def _examples(self, step: int, name: str, loss: float, probe: bool) -> list[bool]:
         number = 60
         right_share = min(max(1.1 - (loss - 1.5) / 3, 0.5), 0.98)
-        lines, right = [], 0
+        lines, right = [], []
         for index in range(number):
             good = (index * 37 % number) / number < right_share
-            right += good
+            right.append(good)
             scores = [-0.5 - index / 100, -3.0] if good else [-3.0, -0.6 - index / 100]
             lines.append(
                 {
@@ -181,7 +222,7 @@ class FakeRun:
             path = self.path / "evaluations" / str(step) / f"{name}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return right / number
+        return right
 
     def _results(self, finished: bool) -> None:
         if not self.points:
@@ -190,7 +231,9 @@ class FakeRun:
         datasets = [[s.name for s in stage.mixture] for stage in stages]
         tasks = task_names([name for name in EVALUATIONS if name in self.datasets], datasets)
         points = [Point.from_dict(point) for point in self.points]
-        matrix = ScoreMatrix.from_points(points, [stage.name for stage in stages], tasks, task_homes(tasks, datasets))
+        homes = task_homes(tasks, datasets)
+        missed = tasks_not_learned(points, tasks, homes)
+        matrix = ScoreMatrix.from_points(points, [stage.name for stage in stages], tasks, homes, missed)
         results = matrix.to_results(points, finished=finished)
         results["points"] = self.points
         (self.path / "results.json").write_text(json.dumps(results, indent=1, allow_nan=False))

@@ -11,18 +11,19 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "holdfast"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FUNCTION = 60
-LONGEST_FILE = 400
+LONGEST_FILE = 700
 
 # The layers, lowest first: a module imports from its own layer and from lower ones.
 LAYERS = [
-    {"errors"},
+    {"errors", "types"},
     {"config", "conversion", "registry", "execution"},
-    {"curriculum", "data", "models", "objectives", "optim", "evaluation", "tracking"},
+    {"curriculum", "data", "models", "methods", "objectives", "optim", "evaluation", "tracking"},
     {"training"},
-    {"report", "results", "cluster", "cli", "quick", "__main__"},
+    {"analysis", "studies"},
+    {"report", "results", "cluster", "cli", "notebook", "__main__"},
 ]
 # One file each, registered by name: `training` asks the registry for them.
-PLUGINS = ("data/sources", "evaluation/tasks", "tracking/sinks")
+PLUGINS = ("data/sources", "tracking/sinks")
 
 
 def layer(module: str) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, List, Optional
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 from config_examples import Colour, Fade, Leaf, Train, message
 from holdfast import config
 from holdfast.config import build, configuration, configure, field, flatten, merge, read_yaml, schema, to_yaml
+from holdfast.conversion import from_yaml, to_yaml_text
 from holdfast.errors import ConfigError, UserError
 
 
@@ -45,7 +47,8 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]) | st.sampled_from("\n\t :#'\"-")).filter(
     lambda text: text != "???" and "${" not in text
 )
-tricky = st.sampled_from(["", "null", "~", "true", "yes", "off", "1e9", "007", "0x1f", "1_000", "-", "- a", "a: b",
+tricky = st.sampled_from(["", "null", "~", "true", "yes", "off", "on", "No", "y", "N", "0o17", "010",
+                          "0b11", "1e5", "1e9", "007", "0x1f", "1_000", "-", "- a", "a: b",
                           "# no comment", "nan", ".inf", "2020-01-01", "1:30", "\n", " x ", "{}", "[]", "'", '"',
                           "=", "<<", "*a", "&a", "!x", "%", "@", "`", "\\", "a\\", "$", "é\u2028x"])  # fmt: skip
 words = texts | tricky
@@ -89,7 +92,7 @@ def slash_tree(instance: Any) -> dict[str, Any]:
     return tree
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(instance=trains)
 def test_any_values_survive_the_round_trip(tmp_path_factory: pytest.TempPathFactory, instance: Train) -> None:
     read = through_yaml(slash_tree(instance), tmp_path_factory.getbasetemp(), Train)
@@ -296,7 +299,8 @@ def test_instances_are_frozen_and_do_not_share_lists() -> None:
         ("a: &x [*x]", "not valid YAML"),
         ("a: !!python/object:os.system {}", "not valid YAML"),
         ("- a\n- b", "expected a mapping of sections"),
-        ("3", "cannot be read"),
+        ("3", "expected a mapping of sections"),
+        ("on: 1\n'on': 2", "not valid YAML"),
     ],
 )
 def test_files_that_are_no_config(text: str, said: str, tmp_path: Path) -> None:
@@ -304,6 +308,90 @@ def test_files_that_are_no_config(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said) as caught:
         read_yaml(tmp_path / "x.yaml")
     assert str(caught.value).startswith(str(tmp_path / "x.yaml"))
+
+
+YAML_12 = {
+    "on": "on", "off": "off", "yes": "yes", "no": "no", "y": "y", "n": "n", "On": "On", "YES": "YES", "NO": "NO",
+    "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False, "tRUE": "tRUE",
+    "null": None, "Null": None, "~": None, "": None, "nULL": "nULL",
+    "010": 10, "-08": -8, "0o17": 15, "0o18": "0o18", "0b11": "0b11", "0x1F": 31, "1_000": 1000, "+3": 3,
+    "1:30": "1:30", "1:30.5": "1:30.5", "2020-01-01": "2020-01-01", "=": "=",
+    "1e5": 1e5, "1.5e-3": 0.0015, ".5": 0.5, "5.": 5.0, "-.inf": float("-inf"), "1e": "1e", ".": ".",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), YAML_12.items())
+def test_yaml_is_read_by_the_rules_of_version_1_2(text: str, value: Any) -> None:
+    read = from_yaml(f"a: {text}\nb: [{text or '~'}]\n{text or '~'}: 1")
+    assert list(read.values()) == [value, [value], 1]
+    assert [type(item) for item in (read["a"], read["b"][0], list(read)[2])] == [type(value)] * 3
+
+
+@pytest.mark.parametrize("text", [*YAML_12, "0O7", "12:30:45", "<<", "0.1_0", "190:20:30.15", "!x", "a: b"])
+def test_texts_are_written_so_that_readers_of_both_versions_see_texts(text: str) -> None:
+    written = to_yaml_text({text: [text], "inside": {text: text}})
+    expected = {text: [text], "inside": {text: text}}
+    assert from_yaml(written) == yaml.safe_load(written) == expected
+    for word in ("y", "n", "Y", "N"):  # PyYAML leaves these two out of version 1.1
+        assert to_yaml_text({word: word}) == f"'{word}': '{word}'\n"
+
+
+@dataclass(frozen=True)
+class Switch:
+    on: str = field("kl/on", default="batch", choices=("batch", "old"))
+    inside: str = field("on/off/yes", default="no")
+    names: List[str] = field("kl/names", default_factory=list)
+    flag: bool = field("kl/flag", default=False)
+
+
+def test_the_key_on_is_written_quoted_and_read_unquoted(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("kl: {on: old, names: [yes, no]}\non: {off: {yes: on}}")
+    cfg = merge([Switch], read_yaml(path), ["kl.names.0=off"])
+    assert configure(Switch, cfg) == Switch("old", "on", ["off", "no"])
+    text = to_yaml(cfg, [Switch], "some/job")
+    assert "'on': old" in text
+    assert "\n'on':\n  'off':\n    'yes': 'on'" in text
+    path.write_text(text)
+    assert merge([Switch], {k: v for k, v in read_yaml(path).items() if k != "job"}) == cfg
+    assert yaml.safe_load(text) == read_yaml(path)
+
+
+@pytest.mark.parametrize(("word", "right"), [("yes", "true"), ("On", "true"), ("no", "false"), ("off", "false")])
+def test_a_word_for_a_boolean_says_what_to_write(word: str, right: str) -> None:
+    with pytest.raises(UserError, match=f"kl/flag: got '{word}', expected true or false; write {right}"):
+        merge([Switch], {}, [f"kl.flag={word}"])
+
+
+@dataclass(frozen=True)
+class Keyed:
+    share: float = 0.1
+    from_: Optional[List[str]] = dataclasses.field(default=None, metadata={"key": "from"})
+
+
+@dataclass(frozen=True)
+class HasKeyed:
+    replay: Optional[Keyed] = field("training/replay", default=None)
+
+
+@pytest.mark.parametrize("name", ["from", "from_"])
+def test_a_key_that_is_no_name_in_python(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(f"training: {{replay: {{{name}: [a]}}}}")
+    expected = HasKeyed(Keyed(0.1, ["a"]))
+    for cfg in (merge([HasKeyed], read_yaml(path)), merge([HasKeyed], {}, [f"training.replay.{name}=[a]"]),
+                merge([HasKeyed], {}, [f"training.replay={{{name}: [a]}}"])):  # fmt: skip
+        assert configure(HasKeyed, cfg) == expected
+        assert flatten(cfg, [HasKeyed]) == {"training/replay": {"from": ["a"]}}, "the documented key is written"
+        assert through_yaml(OmegaConf.to_container(cfg), tmp_path, HasKeyed) == {
+            "training": {"replay": {"from": ["a"]}}
+        }
+    with pytest.raises(
+        UserError, match=r"training/replay/fro: unknown configuration key; did you mean training/replay/from\?"
+    ):
+        merge([HasKeyed], {}, ["training.replay.fro=[a]"])
+    with pytest.raises(UserError, match=r"training/replay/from: got .*, expected from or from_, not both"):
+        merge([HasKeyed], {"training": {"replay": {"from": [], "from_": []}}})
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from holdfast.curriculum import CURVES, Curriculum, FadeConfig, Stage
 from holdfast.data.plan import DataPlan
 from holdfast.data.sampling import DatasetStyle, Sampling, SourceKey
 from holdfast.errors import ConfigError
-from holdfast.training.spellings import (
+from holdfast.training.stages import (
     ReplayConfig,
     StageConfig,
     section_fade,

@@ -1,9 +1,12 @@
 """The documentation is true: its links lead somewhere, its commands exist, its tutorials and plug-ins run."""
 
+import json
 import os
 import re
+import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TUTORIALS = sorted((ROOT / "docs").glob("tutorial-*.md"))
 HOWTOS = sorted((ROOT / "docs").glob("howto-*.md"))
+PLUGIN_HOWTOS = [page for page in HOWTOS if page.name.startswith("howto-add-")]
 MINUTES = 20
 SHARED = Path(os.environ.get("HOLDFAST_SHARED", ROOT.parent / "shared"))
 
@@ -114,17 +118,55 @@ def test_the_manifest_for_kubernetes_is_what_jax_asks_for() -> None:
     assert container["command"][:2] == ["holdfast", "run"]
 
 
-def run_script(script: str, folder: Path) -> str:
-    """Run a shell script from a folder that looks like the root of the repository; returns what it printed."""
-    (folder / "examples").symlink_to(ROOT / "examples")
+def test_the_package_is_described_with_links_that_lead_somewhere_on_an_index() -> None:
+    module = runpy.run_path(str(ROOT / "setup.py"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    source = project["urls"]["Source"]
+    assert all(url.startswith("https://") for url in project["urls"].values())
+    targets = LINK.findall(module["description"]())
+    assert len(targets) > 5
+    for target in targets:
+        assert target.startswith("https://"), target
+        if target.startswith(source):
+            inside = target.removeprefix(source).partition("/main/")[2].partition("#")[0]
+            assert (ROOT / inside).exists(), target
+    assert project["dynamic"] == ["readme"]  # else the text of README.md would be taken as it is
+
+
+def use_it() -> str:
+    """The commands that README's "Use it" asks to type after the installation."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Use it\n")[2].partition("\n## ")[0]
+    install, commands = (block for kind, block in FENCE.findall(section) if kind == "bash")
+    assert install.startswith("pip install ")
+    return commands
+
+
+@pytest.mark.slow
+def test_a_new_user_gets_to_the_end_of_use_it(tmp_path: Path) -> None:
+    printed = run_script(use_it(), tmp_path, root=False)
+    assert "Traceback" not in printed
+    first = tmp_path / "runs" / "general" / "default" / "first"
+    assert json.loads((first / "results.json").read_text())["finished"]
+    assert (first / "report.html").is_file()
+    assert (tmp_path / "compare.html").is_file()
+
+
+def run_script(script: str, folder: Path, minutes: float = MINUTES, *, root: bool = True) -> str:
+    """Run a shell script from a folder that looks like the root of the repository; returns what it printed.
+
+    Args:
+        root: whether it looks so; else the folder is as it is.
+    """
+    if root:
+        (folder / "examples").symlink_to(ROOT / "examples")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         ["bash", "-c", f"set -euo pipefail\n{script}"],
         cwd=folder,
-        env={**os.environ, "PATH": path, "HOLDFAST_SHARED": str(SHARED)},
+        env={**os.environ, "XLA_FLAGS": "", "PATH": path, "HOLDFAST_SHARED": str(SHARED)},
         capture_output=True,
         text=True,
-        timeout=MINUTES * 60,
+        timeout=minutes * 60,
     )
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout + done.stderr
@@ -153,7 +195,7 @@ def plugin_of(page: Path) -> tuple[str, str]:
     return named, code
 
 
-@pytest.mark.parametrize("page", HOWTOS, ids=name)
+@pytest.mark.parametrize("page", PLUGIN_HOWTOS, ids=name)
 def test_plugins_register_without_jax(page: Path, tmp_path: Path) -> None:
     named, code = plugin_of(page)
     (tmp_path / f"{named}.py").write_text(code, encoding="utf-8")
@@ -175,9 +217,10 @@ def test_plugins_register_without_jax(page: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", HOWTOS, ids=name)
 def test_howtos_run_as_they_stand(page: Path, tmp_path: Path) -> None:
-    named, code = plugin_of(page)
     blocks = FENCE.findall(page.read_text(encoding="utf-8"))
-    (tmp_path / f"{named}.py").write_text(code, encoding="utf-8")
+    if page in PLUGIN_HOWTOS:
+        named, code = plugin_of(page)
+        (tmp_path / f"{named}.py").write_text(code, encoding="utf-8")
     for kind, block in blocks:
         if kind == "yaml":
             (tmp_path / "mine.yaml").write_text(block, encoding="utf-8")

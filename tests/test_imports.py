@@ -11,7 +11,7 @@ import pytest
 from holdfast.registry import KINDS
 
 HEAVY = ["jax", "jaxlib", "flax", "optax", "orbax", "grain", "datasets", "pandas", "torch", "transformers", "wandb",
-         "tensorboardX", "matplotlib", "plotly"]  # fmt: skip
+         "tensorboardX", "mlflow", "trackio", "matplotlib", "plotly"]  # fmt: skip
 RUN_COMMAND = """
 import sys
 sys.argv = ["holdfast", *{arguments!r}]
@@ -66,6 +66,12 @@ def test_commands_that_only_tell_import_nothing_heavy(arguments: list[str], tmp_
     ended, said = fresh(RUN_COMMAND.format(arguments=arguments), tmp_path)
     assert ended == {"code": 0, "heavy": []}, said
     assert said.strip()
+
+
+def test_the_first_help_imports_no_library_that_it_does_not_need(tmp_path: Path) -> None:
+    libraries = ("omegaconf", "rich", "yaml", "numpy", "starlette", "uvicorn", "huggingface_hub")
+    code = RUN_COMMAND.format(arguments=["--help"]) + f"code = [each for each in {libraries} if each in sys.modules]"
+    assert fresh(code, tmp_path)[0] == {"code": [], "heavy": []}
 
 
 def test_a_config_error_imports_nothing_heavy_and_writes_nothing(tmp_path: Path) -> None:

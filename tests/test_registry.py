@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import registry
 from holdfast.errors import UserError
-from holdfast.registry import Registry, load_plugins
+from holdfast.registry import PLUGIN_HINT, Registry, load_plugins
 
 APPLE, PEAR = object(), object()
 
@@ -71,7 +71,8 @@ def test_a_name_that_is_taken_raises_and_the_first_stays(fruits: Registry[Any]) 
 def test_an_unknown_name_is_a_user_error_with_path_nearest_and_all(fruits: Registry[Any]) -> None:
     with pytest.raises(UserError) as caught:
         fruits.get("aple", path="training/fruit")
-    assert str(caught.value) == "training/fruit: there is no fruit 'aple'; did you mean 'apple'? known: apple, pear"
+    expected = "training/fruit: there is no fruit 'aple'; did you mean 'apple'? known: apple, pear; "
+    assert str(caught.value) == expected + PLUGIN_HINT
     with pytest.raises(UserError, match="known: none"):
         Registry[Any]("vegetable").get("leek")
 
@@ -136,6 +137,8 @@ def test_entry_points_of_installed_packages_are_loaded(monkeypatch: pytest.Monke
     loaded = []
 
     class Point:
+        module = "points"
+
         def load(self) -> None:
             loaded.append("point")
 
@@ -147,5 +150,6 @@ def test_entry_points_of_installed_packages_are_loaded(monkeypatch: pytest.Monke
 def test_every_kind_has_its_own_instance() -> None:
     assert len({id(kind) for kind in registry.KINDS.values()}) == len(registry.KINDS)
     assert list(registry.KINDS) == [
-        "jobs", "models", "datasets", "evaluations", "optimizers", "schedules", "penalties", "trackers",
+        "jobs", "models", "families", "datasets", "evaluations", "optimizers", "schedules", "penalties", "methods",
+        "probes", "trackers",
     ]  # fmt: skip

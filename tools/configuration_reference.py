@@ -14,7 +14,7 @@ from pathlib import Path
 from holdfast.config import Entry, plain, schema
 from holdfast.conversion import type_name
 from holdfast.registry import jobs
-from holdfast.training.jobs import config_classes
+from holdfast.training.config import config_classes
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

@@ -4,7 +4,8 @@ import sys
 
 from holdfast.execution.pages import start_with_huge_pages
 
-COMPUTING = {"run", "eval", "generate", "average", "profile"}  # commands that hold a model's working memory
+# Commands that hold a model's working memory.
+COMPUTING = {"quickstart", "run", "eval", "generate", "diff", "average", "profile"}
 
 
 def start() -> None:

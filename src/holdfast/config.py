@@ -16,16 +16,32 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from holdfast.conversion import INTERPOLATION, REQUIRED, check, convert, has_default, hints, type_name
+from holdfast.conversion import (
+    INTERPOLATION,
+    REQUIRED,
+    check,
+    convert,
+    from_yaml,
+    has_default,
+    hints,
+    key_of,
+    respelled,
+    to_yaml_text,
+    type_name,
+)
 from holdfast.errors import ConfigError, UserError, unknown_key
+from holdfast.types import Json, JsonView, Tree
 
 C = TypeVar("C")
+
+Resume = Literal["free", "planned", "unused", "branch", "fixed"]
+Tells = Literal["config", "seed", "nothing"]
 
 _NOTHING = dataclasses.MISSING
 JOB_KEY = "job"
@@ -42,6 +58,9 @@ def field(
     le: float | None = None,
     lt: float | None = None,
     choices: Sequence[Any] | None = None,
+    resume: Resume = "fixed",
+    tells: Tells = "config",
+    replaced_by: str = "",
 ) -> Any:
     """A dataclass field that lives at a slash path of the configuration.
 
@@ -51,6 +70,10 @@ def field(
         help: one line that `configure` writes as a comment.
         ge, gt, le, lt: bounds of a number, or of every number in a list.
         choices: the values that are allowed.
+        resume: whether a run may go on with another value. `free`: always; `planned`: while the plan's past stays the
+            same; `unused`: until a step has used it; `branch`: in a branch of the run; `fixed`: never.
+        tells: what another value makes of a run: another `config`, another `seed` of one, or `nothing` else.
+        replaced_by: the path of another way to write the same; beside it this one stays at its default.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Small:
@@ -60,6 +83,7 @@ def field(
     """
     bounds = {name: limit for name, limit in (("ge", ge), ("gt", gt), ("le", le), ("lt", lt)) if limit is not None}
     metadata = {"path": path, "help": help, "bounds": bounds, "choices": choices}
+    metadata |= {"resume": resume, "tells": tells, "replaced_by": replaced_by}
     if default_factory is not _NOTHING:
         return dataclasses.field(default_factory=default_factory, metadata=metadata)
     if default is not _NOTHING:
@@ -78,6 +102,9 @@ class Entry:
     bounds: dict[str, float]
     choices: Sequence[Any] | None
     owner: str
+    resume: Resume = "fixed"
+    tells: Tells = "config"
+    replaced_by: str = ""
 
 
 def schema(*classes: type) -> dict[str, Entry]:
@@ -100,6 +127,13 @@ def schema(*classes: type) -> dict[str, Entry]:
     return entries
 
 
+def entry_of(path: str, entries: Mapping[str, Entry]) -> Entry | None:
+    """The option that a path is, or lies in, as `stages/0/beta` lies in `stages`; None where there is none."""
+    while path not in entries and "/" in path:
+        path = path.rpartition("/")[0]
+    return entries.get(path)
+
+
 def _entries_of(cls: type, given: Any = None) -> Iterator[Entry]:
     """The options of a class; `given` is the instance that an outer class has as its default."""
     for item in dataclasses.fields(cls):
@@ -118,6 +152,9 @@ def _entries_of(cls: type, given: Any = None) -> Iterator[Entry]:
             bounds=item.metadata["bounds"],
             choices=item.metadata["choices"],
             owner=cls.__name__,
+            resume=item.metadata["resume"],
+            tells=item.metadata["tells"],
+            replaced_by=item.metadata["replaced_by"],
         )
 
 
@@ -127,10 +164,14 @@ def _default(item: dataclasses.Field[Any]) -> Any:
 
 def build(*classes: type) -> DictConfig:
     """The default configuration of the classes as one OmegaConf tree."""
-    tree: dict[str, Any] = {}
-    for path, entry in schema(*classes).items():
+    return OmegaConf.create(_defaults(schema(*classes)))
+
+
+def _defaults(entries: Mapping[str, Entry]) -> Json:
+    tree: Json = {}
+    for path, entry in entries.items():
         _put(tree, path, REQUIRED if entry.default is _NOTHING else plain(entry.default))
-    return OmegaConf.create(tree)
+    return tree
 
 
 def plain(value: Any) -> Any:
@@ -138,9 +179,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            item.metadata.get("key", item.name): plain(getattr(value, item.name)) for item in dataclasses.fields(value)
-        }
+        return {key_of(item): plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -148,7 +187,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _put(tree: dict[str, Any], path: str, value: Any) -> None:
+def _put(tree: Json, path: str, value: Any) -> None:
     *parents, last = path.split("/")
     for name in parents:
         tree = tree.setdefault(name, {})
@@ -182,14 +221,14 @@ def configure(cls: type[C], cfg: DictConfig | None = None) -> C:
     return _instance(cls, tree)
 
 
-def _container(cfg: DictConfig) -> dict[str, Any]:
+def _container(cfg: DictConfig) -> Json:
     tree = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(tree, dict)
-    return typing.cast(dict[str, Any], tree)
+    return typing.cast(Json, tree)
 
 
-def _instance(cls: type[C], tree: dict[str, Any], given: Any = None) -> C:
-    values: dict[str, Any] = {}
+def _instance(cls: type[C], tree: Json, given: Any = None) -> C:
+    values: Json = {}
     for item in dataclasses.fields(typing.cast(Any, cls)):
         kind = hints(typing.cast(Any, cls))[item.name]
         if "path" not in item.metadata:
@@ -208,7 +247,7 @@ def _instance(cls: type[C], tree: dict[str, Any], given: Any = None) -> C:
     return cls(**values)
 
 
-def _find(tree: Any, path: str) -> Any:
+def _find(tree: Tree, path: str) -> Any:
     for name in path.split("/"):
         if not isinstance(tree, dict) or name not in tree:
             return _NOTHING
@@ -220,10 +259,13 @@ def _find(tree: Any, path: str) -> Any:
 _PARSE_ERRORS = (YAMLError, OmegaConfBaseException, ValueError, RecursionError)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> Json:
     """The mapping in a YAML file, as plain containers."""
     try:
-        loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        loaded = from_yaml(path.read_text(encoding="utf-8"))
+        loaded = {} if loaded is None else loaded
+        if isinstance(loaded, dict):
+            loaded = _container(OmegaConf.create(loaded))
     except FileNotFoundError:
         raise UserError(f"{path}: no such config file; `holdfast configure JOB {path}` writes one") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -232,28 +274,31 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: expected a mapping of sections such as `training:`, got {type(loaded).__name__}")
-    return typing.cast(dict[str, Any], loaded)
+    return typing.cast(Json, loaded)
 
 
-def merge(classes: Sequence[type], values: Mapping[str, Any], overrides: Sequence[str] = ()) -> DictConfig:
+def merge(classes: Sequence[type], values: JsonView, overrides: Sequence[str] = ()) -> DictConfig:
     """Defaults of the classes, then a mapping of values, then `path=value` overrides.
 
     Keys that no class declares are errors; every value is checked against its declared type and bounds.
     """
     entries = schema(*classes)
-    tree = _container(build(*classes))
+    tree = _defaults(entries)
     given = _container(values) if isinstance(values, DictConfig) else copy.deepcopy(dict(values))
     _merge_into(tree, given, "", entries)
     for override in overrides:
         _override(tree, override, entries)
     for path, entry in entries.items():
         found = _find(tree, path)
-        if found is not _NOTHING and found != REQUIRED:
+        # A file may leave open what has no default, never what has one.
+        if found is not _NOTHING and not (found == REQUIRED and entry.default is _NOTHING):
+            found = respelled(found, entry.type, path)
+            _put(tree, path, found)
             check(convert(found, entry.type, path), {"choices": entry.choices, "bounds": entry.bounds}, path)
     return OmegaConf.create(tree)
 
 
-def _merge_into(tree: dict[str, Any], values: Mapping[str, Any], prefix: str, entries: Mapping[str, Entry]) -> None:
+def _merge_into(tree: Json, values: JsonView, prefix: str, entries: Mapping[str, Entry]) -> None:
     for name, value in values.items():
         path = f"{prefix}{name}"
         if path in entries:
@@ -268,11 +313,13 @@ def _merge_into(tree: dict[str, Any], values: Mapping[str, Any], prefix: str, en
             raise unknown_key(path, list(entries))
 
 
-def _override(tree: dict[str, Any], override: str, entries: Mapping[str, Entry]) -> None:
+def _override(tree: Json, override: str, entries: Mapping[str, Entry]) -> None:
     key, separator, text = override.partition("=")
     path = key.strip().replace(".", "/").strip("/")
     if not separator or not path:
-        raise UserError(f"{override}: expected an override of the form path=value, such as training.batch_size=32")
+        raise UserError(
+            f"{override[:200]}: expected an override of the form path=value, such as training.batch_size=32"
+        )
     owner = next((known for known in entries if path == known or path.startswith(known + "/")), None)
     value = _parse(text, override)
     if isinstance(value, bool | int | float) and owner == path and entries[path].type in (str, str | None):
@@ -285,22 +332,20 @@ def _override(tree: dict[str, Any], override: str, entries: Mapping[str, Entry])
 
 def _parse(text: str, override: str) -> Any:
     if INTERPOLATION in text:
-        raise UserError(f"{override}: values have no ${{...}} interpolation; write the value itself")
+        raise UserError(f"{override[:200]}: values have no ${{...}} interpolation; write the value itself")
     try:
-        parsed = OmegaConf.to_container(OmegaConf.from_dotlist(["value=" + text]), resolve=False)
+        return _container(OmegaConf.create({"value": from_yaml(text)}))["value"]
     except _PARSE_ERRORS as error:
-        raise UserError(f"{override}: the value cannot be parsed: {error}") from None
-    assert isinstance(parsed, dict)
-    return parsed["value"]
+        raise UserError(f"{override[:200]}: the value cannot be parsed: {error}") from None
 
 
-def _nest(path: str, value: Any) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+def _nest(path: str, value: Any) -> Json:
+    tree: Json = {}
     _put(tree, path, value)
     return tree
 
 
-def _set_inside(tree: Any, path: str, owner: str, value: Any) -> None:
+def _set_inside(tree: Tree, path: str, owner: str, value: Any) -> None:
     """Set a value at or below a declared path, through lists by index."""
     *parents, last = path.split("/")
     for name in parents:
@@ -310,7 +355,7 @@ def _set_inside(tree: Any, path: str, owner: str, value: Any) -> None:
     tree[last if isinstance(tree, dict) else _key(tree, last, path)] = value
 
 
-def _key(tree: Any, name: str, path: str) -> str | int:
+def _key(tree: Tree, name: str, path: str) -> str | int:
     if isinstance(tree, list):
         if not name.isdecimal() or int(name) >= len(tree):
             raise UserError(f"{path}: {name!r} is not an index into a list of {len(tree)}")
@@ -329,27 +374,28 @@ def to_yaml(cfg: DictConfig, classes: Sequence[type], job: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _write_section(
-    lines: list[str], tree: dict[str, Any], prefix: str, entries: Mapping[str, Entry], depth: int
-) -> None:
+def _write_section(lines: list[str], tree: Json, prefix: str, entries: Mapping[str, Entry], depth: int) -> None:
     indent = "  " * depth
     for name, value in tree.items():
         path = prefix + name
         if path not in entries:
             if depth == 0:
                 lines.append("")
-            lines.append(f"{indent}{name}:")
+            lines.append(f"{indent}{_dumped({name: None}).removesuffix(' null')}")
             _write_section(lines, value, path + "/", entries, depth + 1)
             continue
         entry = entries[path]
         if entry.help:
             extra = f" ({', '.join(str(choice) for choice in entry.choices)})" if entry.choices else ""
             lines.append(f"{indent}# {entry.help}{extra}")
-        dumped = OmegaConf.to_yaml(OmegaConf.create({name: value})).rstrip("\n")
-        lines.extend(indent + line for line in dumped.split("\n"))
+        lines.extend(indent + line for line in _dumped({name: value}).split("\n"))
 
 
-def flatten(cfg: DictConfig, classes: Sequence[type]) -> dict[str, Any]:
+def _dumped(value: Any) -> str:
+    return to_yaml_text(value).rstrip("\n")
+
+
+def flatten(cfg: DictConfig, classes: Sequence[type]) -> Json:
     """Every declared option and its plain value, by path."""
     tree = _container(cfg)
     return {path: value for path in schema(*classes) if (value := _find(tree, path)) is not _NOTHING}

@@ -13,11 +13,13 @@ from dataclasses import field as plain_field
 from typing import List
 
 from holdfast.config import field
-from holdfast.data.sampling import Sampling, SourceKey
+from holdfast.data.sampling import SELF, Sampling, SourceKey
 from holdfast.errors import ConfigError
 
 CURVES = ("linear", "cosine", "sigmoid")
 RATE_TOLERANCE = 1e-6
+MOST_TOKENS = 10**16
+MOST_STEPS, MOST_FADING = 10**8, 10**7  # of a run, and those of them that fade, whose shares differ from step to step
 
 
 @dataclass(frozen=True)
@@ -26,17 +28,27 @@ class FadeConfig:
 
     overlap: float = field(
         "training/fade/overlap",
+        resume="planned",
         default=0.0,
         help="blending region as a fraction of the smaller adjacent stage; 0 = hard switch, 1 = all of it",
         ge=0,
         le=1,
     )
-    curve: str = field("training/fade/curve", default="linear", help="shape of the blending function", choices=CURVES)
+    curve: str = field(
+        "training/fade/curve", resume="planned", default="linear", help="shape of the blending function", choices=CURVES
+    )
     steepness: float = field(
-        "training/fade/steepness", default=10.0, help="slope of the sigmoid curve at its middle", gt=0, le=500
+        "training/fade/steepness",
+        resume="planned",
+        default=10.0,
+        help="slope of the sigmoid curve at its middle",
+        gt=0,
+        le=500,
     )
     per_boundary_overlap: List[float] = field(
         "training/fade/per_boundary_overlap",
+        resume="planned",
+        replaced_by="stages",
         default_factory=list,
         help="one overlap for each boundary instead of training/fade/overlap; empty = the same everywhere",
         ge=0,
@@ -77,6 +89,47 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class SelfReplay:
+    """Replay without old data: the source `self`, whose rows the model samples on entering a stage.
+
+    Args:
+        rows: of each stage; None is as many as the stage draws, so that each is drawn once.
+        temperature: of the softmax that tokens are sampled from.
+    """
+
+    rows: int | None = None
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class ReplayMemory:
+    """Replay from a memory of a fixed size.
+
+    Args:
+        rows: of each dataset, at most.
+        replayed: for each stage the sources that it has from replay alone.
+    """
+
+    rows: int
+    replayed: tuple[tuple[SourceKey, ...], ...]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of a source may be forgotten.
+
+    Args:
+        name: of the source.
+        limit: bits per byte that its loss may rise; of `self`, that the model may drift on its own samples.
+        since: the first stage in which the source is old; its loss there is what the rise is counted from.
+    """
+
+    name: str
+    limit: float
+    since: int
+
+
+@dataclass(frozen=True)
 class Spelling:
     """Where the parts of a stage stand in the configuration, for error messages."""
 
@@ -104,6 +157,10 @@ class Curriculum:
         fade: how adjacent stages blend.
         reference_at: `boundary` or `fade_start`, where the reference snapshot of a stage is taken.
         initial_reference: a reference is loaded from elsewhere before the first step.
+        referenced: stages in which a method looks at the reference, beside those with a beta.
+        sampled: how rows of the source `self` are made; None where no stage has them.
+        memory: what of earlier datasets is replayed; None is all of their rows.
+        budgets: how much of which source may be forgotten.
     """
 
     stages: tuple[Stage, ...]
@@ -112,6 +169,10 @@ class Curriculum:
     fade: FadeConfig = FadeConfig()
     reference_at: str = "boundary"
     initial_reference: bool = False
+    referenced: tuple[int, ...] = ()
+    sampled: SelfReplay | None = None
+    memory: ReplayMemory | None = None
+    budgets: tuple[Budget, ...] = ()
     spelling: Spelling = plain_field(default=LISTS, compare=False)
 
     def __post_init__(self) -> None:
@@ -126,6 +187,19 @@ class Curriculum:
                 "give one for each boundary, or an empty list to use training/fade/overlap everywhere",
             )
         self._check_references()
+        self._check_length()
+
+    def _check_length(self) -> None:
+        fading = sum(end - start for start, end, constant in self.segments() if not constant)
+        if self.total_steps > MOST_STEPS or fading > MOST_FADING:
+            steps = f"{self.total_steps:,} steps" + (f", {fading:,} of them fading," if fading > MOST_FADING else "")
+            raise ConfigError(
+                self.spelling.tokens.format(len(self.stages) - 1),
+                self.stages[-1].tokens,
+                f"at most {MOST_STEPS:,} steps, of which {MOST_FADING:,} fade; {steps} of {self.tokens_per_step:,} "
+                "tokens are not that",
+                "raise training/batch_size or architecture/block_size, or give fewer tokens",
+            )
 
     def _check_stage(self, index: int, stage: Stage) -> None:
         tokens_path, data_path = self.spelling.tokens.format(index), self.spelling.data.format(index)
@@ -244,6 +318,12 @@ class Curriculum:
         boundary_step = self.stage_start(boundary + 1)
         return min(start_step, boundary_step), max(end_step, boundary_step)
 
+    def fades_at(self, step: int) -> bool:
+        """Whether a step lies in a blending region."""
+        stage = self.stage_at(step)
+        near = [boundary for boundary in (stage - 1, stage) if 0 <= boundary < len(self.stages) - 1]
+        return any(start <= step < end for start, end in map(self.fade_steps, near))
+
     def stage_weights_at(self, step: int) -> list[float]:
         """Share of each stage's mixture at a step; they sum to 1 and at most two are above 0."""
         current = self.stage_at(step)
@@ -262,16 +342,52 @@ class Curriculum:
     def weights_at(self, step: int) -> dict[SourceKey, float]:
         """Share of every source at a step; they sum to 1."""
         weights = dict.fromkeys(self.sources, 0.0)
-        for stage, share in zip(self.stages, self.stage_weights_at(step), strict=True):
+        shares = self.stage_weights_at(step)
+        if self.sampled is not None:
+            self._hold_back(shares, self.stage_at(step))
+        for index, (stage, share) in enumerate(zip(self.stages, shares, strict=True)):
             if share > 0:
+                left_out = self.sampled is not None and index > self.stage_at(step)
                 for sampling in stage.mixture:
-                    weights[SourceKey(sampling.name, sampling.style)] += share * sampling.rate
+                    if not (left_out and self.is_sampled(sampling.name)):
+                        weights[SourceKey(sampling.name, sampling.style)] += share * sampling.rate
         return weights
+
+    def _hold_back(self, shares: list[float], stage: int) -> None:
+        """Before its boundary an incoming stage has no sampled rows yet: their share stays with the outgoing one."""
+        if stage + 1 < len(self.stages):
+            rate = sum(s.rate for s in self.stages[stage + 1].mixture if self.is_sampled(s.name))
+            shares[stage] += shares[stage + 1] * rate
 
     @functools.cached_property
     def sources(self) -> tuple[SourceKey, ...]:
         """All sources in order of first appearance, so that a later stage never reorders earlier ones."""
         return tuple(dict.fromkeys(SourceKey(s.name, s.style) for stage in self.stages for s in stage.mixture))
+
+    def is_sampled(self, name: str) -> bool:
+        """Whether a source's rows are sampled from the model itself: no dataset, and nothing to measure."""
+        return self.sampled is not None and name == SELF.name
+
+    @property
+    def datasets(self) -> tuple[SourceKey, ...]:
+        """The sources that are datasets."""
+        return tuple(source for source in self.sources if not self.is_sampled(source.name))
+
+    def datasets_of(self, index: int) -> tuple[Sampling, ...]:
+        """The mixture of a stage without rows that the model samples itself."""
+        return tuple(sampling for sampling in self.stages[index].mixture if not self.is_sampled(sampling.name))
+
+    def is_old(self, source: SourceKey, stage: int) -> bool:
+        """Whether a source's rows are old in a stage: it is of an earlier one, sampled from the model itself, or kept.
+
+        What a pretrained model knew can be kept from the first stage on.
+        """
+        kept = any(budget.name == source.name and budget.since <= stage for budget in self.budgets)
+        return kept or self.is_sampled(source.name) or self.home(source) < stage
+
+    def budgets_in(self, stage: int) -> tuple[Budget, ...]:
+        """The budgets that hold in a stage."""
+        return tuple(budget for budget in self.budgets if budget.since <= stage)
 
     def home(self, source: SourceKey) -> int:
         """The first stage whose mixture holds a source."""
@@ -280,6 +396,17 @@ class Curriculum:
             for index, stage in enumerate(self.stages)
             if any((s.name, s.style) == tuple(source) for s in stage.mixture)
         )
+
+    def draws_old(self, stage: int) -> bool:
+        """Whether a stage draws from sources of earlier stages: in its mixture, or in the fade into it."""
+        mixture = self.stages[stage].mixture
+        replayed = any(s.rate > 0 and self.is_old(SourceKey(s.name, s.style), stage) for s in mixture)
+        return replayed or (stage > 0 and self.fade_steps(stage - 1)[1] > self.stage_start(stage))
+
+    def draws_new(self, stage: int) -> bool:
+        """Whether the mixture of a stage has a source that no earlier stage has."""
+        mixture = self.datasets_of(stage)
+        return any(s.rate > 0 and self.home(SourceKey(s.name, s.style)) == stage for s in mixture)
 
     def segments(self) -> list[tuple[int, int, bool]]:
         """`(start_step, end_step, constant)` spans that cover the run; inside a fade weights are not constant."""
@@ -307,7 +434,7 @@ class Curriculum:
         """
         steps = {}
         for index, stage in enumerate(self.stages):
-            if stage.update_reference and any(later.beta > 0 for later in self.stages[index:]):
+            if stage.update_reference and self.needs_reference(index):
                 early = self.reference_at == "fade_start" and index > 0
                 steps[self.fade_steps(index - 1)[0] if early else self.stage_start(index)] = index
         return steps
@@ -315,7 +442,7 @@ class Curriculum:
     def has_reference(self, step: int) -> bool:
         """Whether the state after `step` steps, before entering the next, holds a reference.
 
-        It is there from the first snapshot to the end of the last stage whose beta is above 0.
+        It is there from the first snapshot to the end of the last stage that looks at it.
         """
         if step == 0:
             return False
@@ -323,5 +450,6 @@ class Curriculum:
         return taken and self.needs_reference(self.stage_at(step - 1))
 
     def needs_reference(self, stage: int) -> bool:
-        """Whether this stage or a later one has a penalty."""
-        return any(later.beta > 0 for later in self.stages[stage:])
+        """Whether this stage or a later one has a penalty, or a method that looks at the reference."""
+        looking = any(index >= stage for index in self.referenced)
+        return looking or any(later.beta > 0 for later in self.stages[stage:])

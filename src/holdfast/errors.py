@@ -4,6 +4,7 @@ The command line prints the text and exits with code 2; nothing else catches the
 """
 
 import difflib
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,14 +31,37 @@ class ConfigError(UserError):
         self.value = value
         self.expected = expected
         self.fix = fix
+        super().__init__(f"{path}: got {shortened(value)}, expected {expected}" + (f"; {fix}" if fix else ""))
+
+
+def shortened(value: Any) -> str:
+    """A value as a message shows it: cut where it is long.
+
+    >>> shortened("text"), len(shortened("x" * 10_000))
+    ("'text'", 120)
+    """
+    try:
         shown = repr(value)
-        if len(shown) > 120:
-            shown = shown[:117] + "..."
-        super().__init__(f"{path}: got {shown}, expected {expected}" + (f"; {fix}" if fix else ""))
+    except (ValueError, RecursionError):  # a number of thousands of digits
+        return f"a {type(value).__name__} that is too large to show"
+    return shown if len(shown) <= 120 else shown[:117] + "..."
 
 
 class RunError(Exception):
     """A run that cannot go on; its last checkpoint is intact. The command line exits with code 1."""
+
+
+def require_package(module: str, extra: str, wanted: str, otherwise: str = "") -> None:
+    """Raise a UserError that names the extra when a package is not installed; imports nothing.
+
+    >>> require_package("no_such", "board", "holdfast board")
+    Traceback (most recent call last):
+        ...
+    holdfast.errors.UserError: holdfast board: the package no_such is not installed; run: pip install 'holdfast[board]'
+    """
+    if importlib.util.find_spec(module) is None:
+        hint = f", {otherwise}" if otherwise else ""
+        raise UserError(f"{wanted}: the package {module} is not installed; run: pip install 'holdfast[{extra}]'{hint}")
 
 
 def unknown_key(path: str, known: Sequence[str]) -> UserError:

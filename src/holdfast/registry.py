@@ -6,17 +6,21 @@ fields then appear in every job's configuration.
 """
 
 import difflib
+import hashlib
 import importlib
 import importlib.metadata
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from holdfast.errors import UserError
+from holdfast.errors import UserError, shortened
 
 T = TypeVar("T")
 
 ENTRY_POINT_GROUP = "holdfast.plugins"
+PLUGIN_HINT = "one of a plug-in of yours needs `holdfast --plugin MODULE …`"
 
 
 @dataclass
@@ -84,6 +88,12 @@ class Registry(Generic[T]):
         plugin: T = entry.target
         return plugin
 
+    def is_built_in(self, name: str) -> bool:
+        """Whether a plug-in is one of ours, whose module need not be imported to know what it declares."""
+        target = self._entry(name, "").target
+        module = target if isinstance(target, str) else getattr(target, "__module__", "")
+        return str(module).startswith("holdfast.")
+
     def config(self, name: str) -> type | None:
         """The config class that a plug-in brought along, if any."""
         return self._entry(name, "").config
@@ -112,40 +122,51 @@ class Registry(Generic[T]):
     def _entry(self, name: str, path: str) -> _Entry:
         self._load()
         if name not in self._entries:
-            near = difflib.get_close_matches(name, self._entries, n=1)
+            near = difflib.get_close_matches(name[:100], self._entries, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             where = f"{path}: " if path else ""
             raise UserError(
-                f"{where}there is no {self.kind} {name!r}; {hint}known: {', '.join(self.names()) or 'none'}"
+                f"{where}there is no {self.kind} {shortened(name)}; {hint}known: {', '.join(self.names()) or 'none'}; "
+                f"{PLUGIN_HINT}"
             )
         return self._entries[name]
 
 
-jobs: Registry[Any] = Registry("job", ("holdfast.training.jobs",))
+jobs: Registry[Any] = Registry("job", ("holdfast.training.config",))
 models: Registry[Any] = Registry("model", ("holdfast.models.presets",))
+families: Registry[Any] = Registry("model family", ("holdfast.models.family",))
 datasets: Registry[Any] = Registry("dataset", ("holdfast.data.sources",))
 evaluations: Registry[Any] = Registry("evaluation", ("holdfast.evaluation.tasks",))
 optimizers: Registry[Any] = Registry("optimizer", ("holdfast.optim.optimizers",))
 schedules: Registry[Any] = Registry("schedule", ("holdfast.optim.schedules",))
-penalties: Registry[Any] = Registry("penalty", ("holdfast.objectives.penalties",))
+penalties: Registry[Any] = Registry("penalty", ("holdfast.methods",))
+methods: Registry[Any] = Registry("method", ("holdfast.methods",))
+probes: Registry[Any] = Registry("probe", ("holdfast.training.config",))
 trackers: Registry[Any] = Registry("tracker", ("holdfast.tracking.sinks",))
 
 KINDS: dict[str, Registry[Any]] = {
     "jobs": jobs,
     "models": models,
+    "families": families,
     "datasets": datasets,
     "evaluations": evaluations,
     "optimizers": optimizers,
     "schedules": schedules,
     "penalties": penalties,
+    "methods": methods,
+    "probes": probes,
     "trackers": trackers,
 }
+
+
+_plugins: set[str] = set()  # modules of the user that were imported
 
 
 def load_plugins(modules: list[str]) -> None:
     """Import the user's plug-ins: installed entry points, then the modules named on the command line."""
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         entry_point.load()
+        _plugins.add(entry_point.module)
     for module in modules:
         if not all(part.isidentifier() for part in module.split(".")):
             raise UserError(f"--plugin {module}: not the dotted name of a module, such as my_package.my_datasets")
@@ -158,3 +179,13 @@ def load_plugins(modules: list[str]) -> None:
                     "in the current folder (PYTHONPATH=.)"
                 ) from error
             raise
+        _plugins.add(module)
+
+
+def plugin_digests() -> dict[str, str]:
+    """The user's plug-ins that were imported, each with a digest of its source, so that two hosts can compare them."""
+    digests = {}
+    for name in sorted(_plugins):
+        path = getattr(sys.modules.get(name), "__file__", None)
+        digests[name] = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
+    return digests

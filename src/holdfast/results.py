@@ -1,30 +1,26 @@
-"""Results of runs as a pandas DataFrame.
+"""Results of runs as data frames and figures.
 
 from holdfast import results
-frame = results.load("runs/general/default/*")
-frame[frame.metric == "bits_per_byte"].pivot_table(index="stage", columns="task", values="value")
+found = results.load("runs/general/default/*")
+found[found.metric == "bits_per_byte"].pivot_table(index="stage", columns="task", values="value")
+found.matrix(run="first")
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.report.export import COLUMNS, open_runs, tidy
-
 if TYPE_CHECKING:
-    import pandas as pd
+    from holdfast.report.frames import Results
 
 
-def load(runs: str | Path | Sequence[str | Path]) -> "pd.DataFrame":
-    """Tidy rows of one run, of all runs that a glob finds, or of several of either.
+def load(runs: str | Path | Sequence[str | Path]) -> "Results":
+    """Results of one run, of all runs that a glob finds, or of several of either: a pandas DataFrame of tidy rows.
 
     Columns: run, seed, stage, task, metric, value, low, high. Rows with an empty stage and task are metrics of the
-    whole matrix, such as `accuracy/forgetting`. A run's path is its name, where several runs have the same.
+    whole matrix, such as `accuracy/forgetting`. A run's path is its name, where several runs have the same. Beside what
+    every DataFrame has: `matrix()`, `metrics()`, `curves()`, `figure()`, and a form of its own in a notebook.
     """
-    import pandas as pd
+    from holdfast.report import frames
 
-    from holdfast.report.groups import run_names
-
-    found = open_runs([runs] if isinstance(runs, str | Path) else runs)
-    rows = [row for run, name in zip(found, run_names(found), strict=True) for row in tidy(run, name)]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return frames.load([runs] if isinstance(runs, str | Path) else runs)

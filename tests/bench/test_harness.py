@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import environments, figures, page, speed
+from benchmarks import environments, figures, methods, page, speed
 from benchmarks.shapes import SHAPES, TINY, options, write_corpus
 from benchmarks.workers import Worker, WorkerError, in_turns
 
+from holdfast import registry
+from holdfast.analysis.rehearsal import Rehearsal
 from holdfast.config import merge
-from holdfast.training.jobs import config_classes
-from holdfast.training.rehearsal import Rehearsal
+from holdfast.training.config import config_classes
+from holdfast.training.resolve import resolve
 
 PEERS = Path(environments.__file__).parent / "peers"
 JOB = "gpt/train/pretrain"
@@ -77,8 +79,8 @@ def test_unequal_work_is_refused() -> None:
 def test_the_targets_of_a_row_are_the_row_moved_by_one(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus", TINY)
     cfg = merge(config_classes(JOB), options(TINY, tmp_path / "corpus", tmp_path / "cache"))
-    trainer = Rehearsal(JOB, cfg, tmp_path / "run").trainer
-    assert trainer.model_spec.vocab_size == TINY.vocabulary
+    trainer = Rehearsal(resolve(JOB, cfg), tmp_path / "run").trainer
+    assert trainer.resolved.model.vocab_size == TINY.vocabulary
     for step in range(5):
         batch = trainer.batches[step]
         assert batch.x.shape == (1, TINY.rows, TINY.length)
@@ -111,8 +113,8 @@ def test_figures_are_judged_and_what_is_not_measured_is_null() -> None:
 
 
 def test_every_figure_of_the_must_show_table_has_a_threshold() -> None:
-    assert len(figures.FIGURES) == 16
-    assert len({figure.key for figure in figures.FIGURES}) == 16
+    assert len(figures.FIGURES) == 19
+    assert len({figure.key for figure in figures.FIGURES}) == 19
     assert all((figure.at_least is None) != (figure.at_most is None) for figure in figures.FIGURES)
 
 
@@ -153,3 +155,23 @@ def test_an_environment_is_made_once_and_a_failure_has_a_reason(
     count = len(commands)
     assert environments.environment("torch") == made
     assert len(commands) == count
+
+
+def test_every_registered_method_has_an_arm_beside_plain(tmp_path: Path) -> None:
+    arms = methods.arms()
+    assert {"kl", "kl on old rows", "l2_reference", *registry.methods.names()} <= arms.keys()
+    write_corpus(tmp_path / "corpus", TINY)
+    config = methods.config_of(TINY, tmp_path / "corpus", tmp_path / "cache")
+    for name in ("kl on old rows", "dft"):
+        run = resolve(methods.JOB, merge(config_classes(methods.JOB), config, list(arms[name].overrides)))
+        assert run.curriculum.draws_old(1)
+        assert (run.curriculum.stages[1].beta > 0) == (name != "dft")
+
+
+def test_ratios_are_shown_beside_their_limits() -> None:
+    ratios = {name: {"ratio": 1.06, "spread": 0.01} for name in ("dft", "ewc", "mine")}
+    shown = methods.method_table({"plain_seconds": 0.5, "ratios": ratios, "missing": {"osf": "refused"}})
+    assert "| dft | 1.060 (0.010) | at most 1.05 | **missed** |" in shown
+    assert "| ewc | 1.060 (0.010) | at most 1.1 | kept |" in shown
+    assert "| mine | 1.060 (0.010) |  |  |" in shown
+    assert "| osf | missing: refused | | |" in shown

@@ -1,7 +1,9 @@
 """The command line: what configure writes, what plan shows, and how mistakes end."""
 
+import importlib
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import yaml
 
 from holdfast.cli import main
 from holdfast.config import schema
-from holdfast.training.jobs import config_classes
+from holdfast.training.config import config_classes
 
+ROOT = Path(__file__).resolve().parents[2]
 JOBS = ["gpt/train/pretrain", "gpt/train/kl", "continual/train/abcd", "continual/train/abcd_kl"]
 
 # The spec's fields: path -> default.
@@ -98,11 +101,14 @@ def test_configure_never_writes_over_a_file(tmp_path: Path, monkeypatch: Any) ->
     assert out.read_text() == "mine"
 
 
-@pytest.mark.parametrize("job", [JOBS[0], JOBS[3]])
-def test_nonsense_anywhere_is_named_by_its_path(job: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+@pytest.mark.parametrize(("job", "every"), [(JOBS[0], 6), pytest.param(JOBS[3], 1, marks=pytest.mark.slow)])
+def test_nonsense_anywhere_is_named_by_its_path(
+    job: str, every: int, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """What the command says; `test_job_configs` tries every path of every job."""
     out = tmp_path / "x.yaml"
     assert holdfast(monkeypatch, "configure", job, out) == 0
-    for path in schema(*config_classes(job)):
+    for path in [*schema(*config_classes(job))][::every]:
         if path == "data/cache":  # any text is a folder that can be made
             continue
         tree = yaml.safe_load(out.read_text())
@@ -292,3 +298,141 @@ def test_a_missing_run_is_a_users_mistake(tmp_path: Path, monkeypatch: Any, caps
         extra = [tmp_path / "out"] if command == "export" else []
         assert holdfast(monkeypatch, command, tmp_path / "nothing", *extra) == 2, command
         assert "nothing" in capsys.readouterr().err
+
+
+def test_the_plan_says_about_how_long_a_run_takes_here(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    out = tmp_path / "x.yaml"
+    holdfast(monkeypatch, "configure", JOBS[3], out, "--preset", "laptop")
+    times = [plan_of(monkeypatch, capsys, out, *more)["estimated_time"] for more in ([], ["stages.0.tokens=32768000"])]
+    assert times[0]["matmul_flops_per_second"] > 1e8
+    assert 0 < times[0]["low_seconds"] < times[0]["high_seconds"]
+    assert times[1]["low_seconds"] - 10 > 10 * (times[0]["low_seconds"] - 10)
+    assert holdfast(monkeypatch, "plan", out) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "time on this machine: about" in said
+    assert "an estimate: matrix products run at" in said
+    chip = ["--chip", "h100", "--devices", "8"]
+    assert plan_of(monkeypatch, capsys, out, *chip)["estimated_time"] is None
+
+
+@pytest.mark.parametrize("preset", ["laptop", "own-data", "pretrained"])
+def test_a_starting_point_is_short_and_readable(preset: str, tmp_path: Path, monkeypatch: Any) -> None:
+    out = tmp_path / "x.yaml"
+    assert holdfast(monkeypatch, "configure", JOBS[3], out, "--preset", preset) == 0
+    text = (ROOT / "src" / "holdfast" / "cli" / "presets" / f"{preset}.yaml").read_text()
+    assert out.read_text() == text
+    assert len(text.splitlines()) < 45
+    tree = yaml.safe_load(text)
+    assert tree["optimization"]["kl"]["estimator"] == "forward"
+    assert tree["training"]["replay"]["rate"] > 0
+    full = tmp_path / "full.yaml"
+    assert holdfast(monkeypatch, "configure", JOBS[3], full, "--preset", preset, "--full") == 0
+    assert len(full.read_text().splitlines()) > 200
+    assert at(yaml.safe_load(full.read_text()), "training/batch_size") == tree["training"]["batch_size"]
+
+
+def test_starting_points_run_when_their_paths_are_there(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for preset in ("laptop", "own-data", "pretrained"):
+        holdfast(monkeypatch, "configure", JOBS[3], f"{preset}.yaml", "--preset", preset)
+    assert holdfast(monkeypatch, "plan", "laptop.yaml") == 0
+    assert holdfast(monkeypatch, "plan", "own-data.yaml") == 2
+    assert "data/sources/notes/path: got 'notes/*.txt'" in capsys.readouterr().err
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("a note\n")
+    (tmp_path / "tickets.jsonl").write_text('{"body": "where is my bill?", "team": "billing"}\n')
+    assert holdfast(monkeypatch, "plan", "own-data.yaml") == 0
+    assert holdfast(monkeypatch, "plan", "pretrained.yaml") == 2
+    assert "architecture/from: my-model" in capsys.readouterr().err
+
+
+def test_overrides_change_a_starting_point_and_keep_it_short(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    out, plain = tmp_path / "x.yaml", tmp_path / "plain.yaml"
+    holdfast(monkeypatch, "configure", JOBS[3], plain, "--preset", "laptop")
+    assert holdfast(monkeypatch, "configure", JOBS[3], out, "training.seed=3", "--preset", "laptop") == 0
+    assert len(out.read_text().splitlines()) < 90
+    plans = [plan_of(monkeypatch, capsys, path, *more) for path, more in ((out, []), (plain, ["training.seed=3"]))]
+    assert plans[0] == plans[1]
+    short = tmp_path / "short.yaml"
+    assert holdfast(monkeypatch, "configure", JOBS[3], short, "--short") == 0
+    assert len(short.read_text().splitlines()) < 90
+    default = tmp_path / "default.yaml"
+    holdfast(monkeypatch, "configure", JOBS[3], default)
+    assert plan_of(monkeypatch, capsys, short) == plan_of(monkeypatch, capsys, default)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([JOBS[0], "x.yaml", "--preset", "laptop"], "is for the job continual/train/abcd_kl, got gpt/train/pretrain"),
+        ([JOBS[3], "x.yaml", "--preset", "phone"], "expected one of laptop, own-data, pretrained"),
+        ([JOBS[3], "x.yaml", "--short", "--full"], "choose one"),
+    ],
+)
+def test_a_starting_point_that_is_not_there(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert holdfast(monkeypatch, "configure", *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("group", [[], ["queue"], ["data"], ["tokenizer"]], ids=str)
+def test_no_summary_in_the_help_is_cut(group: list[str], monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert holdfast(monkeypatch, *group, "--help") == 0
+    commands = capsys.readouterr().out.partition("Commands:")[2]
+    assert commands.strip()
+    assert "..." not in commands
+
+
+def test_the_version_is_that_of_the_package(monkeypatch: Any, capsys: Any) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert importlib.import_module("holdfast").__version__ == project["version"]
+    assert holdfast(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"holdfast {project['version']}\n"
+
+
+def test_brackets_in_the_list_of_plugins_are_shown(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert holdfast(monkeypatch, "jobs") == 0
+    said = capsys.readouterr().out
+    assert "needs the extra holdfast[wandb]" in said
+    assert "needs the extra holdfast[tensorboard]" in said
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"eval": {"evaluations": ["arithmetik"]}}, "error: eval/evaluations/0: there is no evaluation 'arithmetik'"),
+        (
+            {"eval": {"evaluations": ["x"]}, "data": {"sources": {"x": {"path": __file__, "format": "txt"}}}},
+            "error: eval/evaluations/0: got 'x', expected a task",
+        ),
+        (
+            {"training": {"dataset": [{"name": "x"}]}, "data": {"sources": {"x": {"path": "no/where.txt"}}}},
+            "error: data/sources/x/path: got 'no/where.txt', expected a file",
+        ),
+        ({"training": {"dataset": [{"name": "x"}]}}, "error: training/dataset: there is no dataset 'x'"),
+    ],
+    ids=["evaluation", "evaluation of text", "path", "dataset"],
+)
+def test_a_message_names_one_path(
+    values: dict[str, Any], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump({"job": JOBS[0], **values}))
+    assert holdfast(monkeypatch, "plan", path) == 2
+    assert capsys.readouterr().err.startswith(message)
+
+
+def test_a_run_of_a_plugin_names_the_option(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    (tmp_path / "config.yaml").write_text("job: mine/train/own\n")
+    for command in (["eval", tmp_path], ["generate", tmp_path, "def "]):
+        assert holdfast(monkeypatch, *command) == 2, command
+        said = capsys.readouterr().err
+        assert "'mine/train/own'" in said
+        assert "--plugin MODULE" in said
+    assert holdfast(monkeypatch, "run", tmp_path / "config.yaml", "--name", "x") == 2
+    assert "--plugin MODULE" in capsys.readouterr().err

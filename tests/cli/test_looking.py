@@ -3,17 +3,21 @@
 import importlib.util
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from data_examples import write_jsonl
+from holdfast.cli.app import app
 from holdfast.cli.eval import eval_command
-from holdfast.cli.forgotten import forgotten_command
 from holdfast.cli.generate import generate_command
+from holdfast.cli.look import forgotten_command
 from holdfast.config import to_yaml
 from holdfast.errors import UserError
-from holdfast.training.jobs import config_classes
+from holdfast.training.config import config_classes
 from training.tiny import CONTINUAL, options, trainer
 
 JOB = "continual/train/abcd_kl"
@@ -66,6 +70,93 @@ def test_generate_says_the_same_again_and_shows_checkpoints_side_by_side(
     both = capsys.readouterr().out
     assert "boundary_1" in both
     assert "final" in both
+
+
+def test_a_checkpoint_is_named_beside_its_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for name, given in ((f"{run}@boundary_1", None), (run, "boundary_1"), (f"{run}@final", None)):
+        eval_command(name, checkpoint=given, tasks="lists", as_json=True)
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2]
+    generate_command(f"{run}@boundary_1,final", "sort 1 2 ->", tokens=5)
+    beside = capsys.readouterr().out
+    generate_command(run, "sort 1 2 ->", ["boundary_1", "final"], tokens=5)
+    assert capsys.readouterr().out == beside
+    for command in (eval_command, lambda name, checkpoint: generate_command(name, "a", [checkpoint])):
+        with pytest.raises(UserError, match="in one of the two places"):
+            command(f"{run}@final", checkpoint="boundary_1")
+    with pytest.raises(UserError, match="no checkpoint 'boundary_7'"):
+        generate_command(f"{run}@boundary_7", "a")
+
+
+def test_diff_of_two_checkpoints_of_a_run(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "diff.html"
+    trained = [f"{run}@0", str(run), "--limit", "8", "--json", "--html", str(page)]
+    forwards = CliRunner().invoke(app, ["diff", *trained])
+    found = json.loads(forwards.stdout)
+    assert forwards.exit_code == 0, forwards.output
+    assert found["lost"] == []
+    assert all(each["rise"] < 0 for each in found["data"].values())
+    backwards = CliRunner().invoke(app, ["diff", str(run), f"{run}@0", "--limit", "8"])
+    assert backwards.exit_code == 3, backwards.output
+    assert "Lost beyond 0.05" in backwards.output
+    assert "<h1>What was lost?</h1>" in page.read_text()
+    unknown = CliRunner().invoke(app, ["diff", str(run), str(run), "--data", "nothing_of_that_name"])
+    assert isinstance(unknown.exception, UserError)
+
+
+@pytest.fixture(scope="module")
+def orphan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose data is gone: a folder that HOLDFAST_DATA named, and files of the user's own."""
+    folder = tmp_path_factory.mktemp("orphan")
+    root = folder / "root"
+    write_jsonl(
+        root / "notes" / "train.jsonl", [{"text": f"note {n} of many, each its own {n * n}"} for n in range(400)]
+    )
+    asks = [{"q": f"What is {n}?", "a": f" {n % 2}"} for n in range(400)]
+    write_jsonl(folder / "asks.jsonl", asks)
+    source = {"path": str(folder / "asks.jsonl"), "prompt": "{q}", "answer": "{a}", "choices": [" 0", " 1"]}
+    values = {
+        **CONTINUAL,
+        "data": {"sources": {"asks": source}, "root": str(root), "cache": str(folder / "cache")},
+        "stages": [
+            {"tokens": 8 * 32 * 4, "data": [{"name": "notes"}]},
+            {"tokens": 8 * 32 * 4, "data": [{"name": "asks", "style": "PADDED"}]},
+            {"tokens": 8 * 32 * 4, "data": [{"name": "lists", "style": "PADDED"}]},
+        ],
+        "eval": {"evaluations": ["asks", "lists"], "limit": 8},
+    }
+    made = trainer(JOB, values, folder)
+    made.run()
+    config = made.spec.run_dir / "config.yaml"
+    written = options(JOB, {**values, "data": {**values["data"], "cache": str(folder / "other")}})
+    config.write_text(to_yaml(written, config_classes(JOB), JOB))
+    shutil.rmtree(root)
+    (folder / "asks.jsonl").unlink()
+    run_dir: Path = made.spec.run_dir
+    return run_dir
+
+
+@pytest.mark.parametrize("root", ["gone", pytest.param("null", marks=pytest.mark.slow)])
+def test_a_model_speaks_without_its_training_data(
+    root: str, orphan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOLDFAST_DATA", raising=False)
+    where = [] if root == "gone" else ["data.root=null"]
+    generate_command(orphan, "note ", tokens=3)
+    assert capsys.readouterr().out.startswith("note ")
+    eval_command(orphan, where, as_json=True)
+    said = capsys.readouterr()
+    assert list(json.loads(said.out)) == ["lists"]
+    left_out = [line.removeprefix("left out: ") for line in said.err.splitlines() if line.startswith("left out: ")]
+    assert [line.partition(":")[0] for line in left_out] == ["notes", "asks"]
+    eval_command(orphan, where, tasks="lists")
+    said = capsys.readouterr()
+    assert "lists" in said.out
+    assert "left out" not in said.err
+    with pytest.raises(UserError, match="notes: there is no dataset 'notes'"):
+        eval_command(orphan, where, tasks="notes,lists")
+    assert "lists" in capsys.readouterr().out
 
 
 HARNESS = """

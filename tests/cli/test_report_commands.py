@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from fake_runs import FakeRun
 from holdfast.cli.app import app
-from holdfast.cli.board import board_command
+from holdfast.cli.look import board_command
 from holdfast.errors import UserError
 
 

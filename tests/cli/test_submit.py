@@ -148,15 +148,28 @@ def test_a_machine_without_slurm_is_told(user: User) -> None:
     assert not (user.folder / "runs").exists()
 
 
+def without_submitit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("submitit.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "submitit", None)
+
+
 def test_a_missing_extra_is_told(user: User) -> None:
     user.has(sbatch="echo 42")
-    for name in [name for name in sys.modules if name.startswith("submitit.")]:
-        user.monkeypatch.delitem(sys.modules, name)
-    user.monkeypatch.setitem(sys.modules, "submitit", None)
-    for more in ([], ["--dry-run"]):
-        code, said = user.submits(*more)
-        assert code == 2
-        assert "pip install 'holdfast[slurm]'" in said
+    without_submitit(user.monkeypatch)
+    code, said = user.submits()
+    assert code == 2
+    assert "pip install 'holdfast[slurm]'" in said
+    assert not (user.folder / "runs").exists()
+
+
+def test_a_dry_run_needs_no_extra(user: User) -> None:
+    without_submitit(user.monkeypatch)
+    code, said = user.submits("--dry-run", "--array", "stages/1/beta=0,1")
+    assert code == 0, said
+    assert said.startswith("#!/bin/bash\n")
+    assert "#SBATCH --array=0-1%2\n" in said
+    assert "--name x-beta=1 stages/1/beta=1)" in said
     assert not (user.folder / "runs").exists()
 
 

@@ -131,7 +131,7 @@ def test_two_tasks_run_to_the_end_as_one_process_with_two_devices_does(cluster: 
     cluster.assert_finished(restarts=0)
     stages = [record for record in killing.records(cluster.run_dir()) if record["kind"] == "stage"]
     assert [(stage["processes"], stage["devices"]) for stage in stages] == [(2, 2), (2, 2)]
-    two = {**env, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    two = {**env, "XLA_FLAGS": env["XLA_FLAGS"].replace("device_count=1", "device_count=2")}
     one_process = killing.finish(
         cluster.folder / "tiny.yaml", cluster.folder / "one", two, *short, "logging.trackers=[]"
     )

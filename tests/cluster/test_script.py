@@ -44,6 +44,25 @@ def test_what_is_asked_for_stands_in_the_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.extra
+@pytest.mark.parametrize("commands", [[["true"]], [["a", "b c"], ["d"]]], ids=["one", "array"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"nodes": 2, "gpus_per_node": 4, "cpus_per_task": 8, "mem": "64G", "setup": ("module load x",), "parallel": 1},
+    ],
+    ids=["little", "much"],
+)
+def test_without_submitit_the_script_is_the_same(
+    asked: dict[str, Any], commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "with a blank"
+    by_submitit = script(folder, *commands, **asked)
+    monkeypatch.setattr("holdfast.cluster.script.has_submitit", lambda: False)
+    assert script(folder, *commands, **asked) == by_submitit
+
+
+@pytest.mark.extra
 def test_what_is_not_asked_for_does_not(tmp_path: Path) -> None:
     assert {"mem", "partition", "gpus-per-node", "array", "wckey", "error"}.isdisjoint(options(script(tmp_path)))
 
@@ -96,7 +115,7 @@ TIMED_OUT = "trap 'exit 138' USR1\nkill -USR1 $PPID\nwhile :; do sleep 0.05; don
         (TIMED_OUT, COMPLETING, 138, False),
         ("exit 143", RUNNING, 143, False),
         ("exit 143", PUSHED_OUT, 0, True),
-        ("kill -TERM $PPID; exit 143", COMPLETING, 143, False),
+        ("kill -TERM $PPID; sleep 0.3; exit 143", COMPLETING, 143, False),  # a real step does not end at once
     ],
     ids=[
         "finished", "wrong config", "failed", "out of time", "out of time, and a peer aborted", "finished in time",

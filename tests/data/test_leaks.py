@@ -10,7 +10,7 @@ from holdfast.data.config import DataConfig
 from holdfast.data.documents import Document
 from holdfast.data.leaks import Leak, check_leaks
 from holdfast.data.prepare import prepare
-from holdfast.data.store import Prepared
+from holdfast.data.store import TokenStore
 from holdfast.data.tokenizers import Tokenizer, load_tokenizer
 from holdfast.data.tokenizers.train import train_tokenizer
 from holdfast.errors import UserError
@@ -23,7 +23,7 @@ def passage(start: int, count: int) -> str:
     return " ".join(WORDS[start : start + count])
 
 
-def only(held_out: Prepared, train: Prepared, tokenizer: Tokenizer = BYTES) -> Leak:
+def only(held_out: TokenStore, train: TokenStore, tokenizer: Tokenizer = BYTES) -> Leak:
     (leak,) = check_leaks({"v": held_out}, {"t": train}, tokenizer)
     return leak
 
@@ -81,7 +81,7 @@ def test_above_the_limit_it_stops_and_names_the_sets(tmp_path: Path) -> None:
     train = make_store(tmp_path, tasks(("a", "b"), ("c", "d")), name="t")
     held_out = make_store(tmp_path, tasks(("a", "b"), ("x", "y")), name="v")
     assert check_leaks({"v": held_out}, {"t": train}, BYTES, max_leak=0.5)[0].share == 0.5
-    with pytest.raises(UserError, match=r"(?s)data/max_leak.*v: 1 of 2 rows \(50.0%\) occur in t"):
+    with pytest.raises(UserError, match=r"(?s)data/max_leak.*v: 1 of 2 held-out rows \(50.0%\) also occur in"):
         check_leaks({"v": held_out}, {"t": train}, BYTES, max_leak=0.49)
 
 
@@ -95,6 +95,102 @@ def test_results_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(leaks, "_count", forbidden)
     assert check_leaks({"v": held_out}, {"t": train}, BYTES, cache=tmp_path / "cache") == first
+
+
+SAID = (
+    "The old lighthouse keeper counted seven ships before dusk, and wrote their names into a book that nobody had "
+    "opened since his father left the island. Every spring a painter came to look at the harbour, bought bread from "
+    "the baker's daughter, and promised to send a picture which never arrived."
+)
+
+
+def changed(text: str, every: int, first: int) -> str:
+    """A text with one word in so many replaced."""
+    words = text.split()
+    for number, place in enumerate(range(first, len(words), every)[: len(words) // every]):
+        words[place] = f"other{chr(97 + number)}"
+    return " ".join(words)
+
+
+@pytest.mark.parametrize(
+    ("trained", "held_out"),
+    [
+        ("Hello, world!", "hello world"),
+        ("It's -- well -- a (very) good film.", "it s well a very good film"),
+        ("A “quoted” word … and more", 'a "quoted" word... and more'),
+        ("The oﬃce №５ of ＡＢＣ", "the office no5 of abc"),  # a ligature, full width letters
+        ("Cafe\u0301 STRASSE", "café straße"),  # a combining accent; folded case
+        ("3 × 4 = 12", "3*4=12"),
+    ],
+)
+def test_punctuation_and_spelling_of_characters_make_no_difference(trained: str, held_out: str, tmp_path: Path) -> None:
+    store, train = make_store(tmp_path, texts(held_out), name="v"), make_store(tmp_path, texts(trained), name="t")
+    leak = only(store, train)
+    assert (leak.exact, leak.leaked) == (1, 1)
+    prompts = make_store(tmp_path, tasks((held_out, " yes")), name="p")
+    assert only(prompts, make_store(tmp_path, tasks((trained, " no")), name="q")).exact == 1
+
+
+@pytest.mark.parametrize("first", range(12))
+def test_one_word_in_twelve_changed_is_found(first: int, tmp_path: Path) -> None:
+    twelve = " ".join(SAID.split()[:12])
+    held_out = texts(changed(SAID, 12, first), changed(twelve, 12, first), changed(SAID, 4, first % 4))
+    train = texts("Something before. " + SAID + " And something after.", "a text of its own")
+    leak = only(make_store(tmp_path, held_out, name="v"), make_store(tmp_path, train, name="t"))
+    assert (leak.near, leak.examples) == (2, (0, 1))  # one word in four is another text
+
+
+def test_short_rows_are_found_inside_longer_ones_by_runs_of_five_words(tmp_path: Path) -> None:
+    held_out = texts(
+        "a picture which never arrived",
+        "Every spring, a painter came to look!",
+        "every spring a painter went to look",  # one word of seven is more than one in twelve
+        "the baker's daughter",  # too short to tell
+        "1 2 3 4 5 6 7",
+    )
+    leak = only(
+        make_store(tmp_path, held_out, name="v"), make_store(tmp_path, texts(SAID, "0 1 2 3 4 5 6 7 8 9"), name="t")
+    )
+    assert (leak.near, leak.examples) == (2, (0, 1))
+
+
+def test_templates_signs_and_generated_tasks_raise_no_alarm(tmp_path: Path) -> None:
+    frame = "Read what follows and then say in one word whether the person who wrote it was pleased: {}. Answer:"
+    nouns = [f"the {colour} {thing}" for colour in ("red", "blue", "grey", "pink") for thing in WORDS[:10]]
+    held_out = make_store(tmp_path, tasks(*((frame.format(noun), " yes") for noun in nouns[:20])), name="v")
+    train = make_store(tmp_path, tasks(*((frame.format(noun), " yes") for noun in nouns[20:])), name="t")
+    assert only(held_out, train).near == 0
+    sums = make_store(tmp_path, tasks(("34+5=", "39"), ("12 - 3 =", "9")), name="sums")
+    differences = make_store(tmp_path, tasks(("34-5=", "29"), ("12 + 3 =", "15")), name="differences")
+    assert only(sums, differences).leaked == 0
+    data = DataConfig(cache=str(tmp_path / "cache"))
+    stores = [
+        {name: prepare(name, split, data=data, tokenizer=BYTES, progress=False) for name in ("lists", "topics")}
+        for split in ("validation", "train")
+    ]
+    assert [leak.leaked for leak in check_leaks(*stores, BYTES)] == [0, 0, 0, 0]
+
+
+def test_near_rows_do_not_depend_on_the_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held_out = make_store(tmp_path, texts("nothing of this", changed(SAID, 12, 3), SAID.upper()), name="v")
+    train = make_store(tmp_path, texts("before it", SAID, *[passage(n, 20) for n in range(50)]), name="t")
+    for piece in (1, 100, 1 << 21):
+        monkeypatch.setattr(leaks, "PIECE", piece)
+        leak = only(held_out, train)
+        assert (leak.exact, leak.near, leak.examples) == (1, 2, (1, 2))
+
+
+@needs_shared
+def test_real_validation_rows_raise_no_false_alarm(tmp_path: Path) -> None:
+    data = DataConfig(root=str(SHARED / "data"), cache=str(tmp_path))
+    names = ("mnli", "qqp", "siqa", "sst2")
+    held_out, train = (
+        {name: prepare(name, split, data=data, tokenizer=BYTES, progress=False) for name in names}
+        for split in ("validation", "train")
+    )
+    found = {(leak.held_out, leak.training): leak.leaked for leak in check_leaks(held_out, train, BYTES) if leak.leaked}
+    # Looked at by eye: qqp asks four questions again with another name, and sst2 has `bad .` and `cool ?`.
+    assert found == {("qqp", "qqp"): 4, ("sst2", "sst2"): 2}
 
 
 @needs_shared

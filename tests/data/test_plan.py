@@ -1,5 +1,7 @@
 """The data plan: counts, permutations, and rows that do not depend on how one got there."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -189,9 +191,10 @@ def test_manifests_of_the_first_format_are_still_understood() -> None:
     made = plan({"a": 0.5, "b": 0.5}, sizes={"a": 10, "b": 10})
     for version in (1, 2):
         manifest = {"format": version, "step": 20, "config": {}, **facts(made, 20, version)}
-        assert check_resume(manifest, {}, made) == []
+        run = SimpleNamespace(classes=[], flat_config=dict, flat_defaults=dict, curriculum=made.curriculum)
+        assert check_resume(manifest, run, made) == []
         with pytest.raises(UserError, match="another past"):
-            check_resume(manifest, {}, plan({"a": 0.4, "b": 0.6}, sizes={"a": 10, "b": 10}))
+            check_resume(manifest, run, plan({"a": 0.4, "b": 0.6}, sizes={"a": 10, "b": 10}))
 
 
 def test_the_fingerprint_changes_with_what_decides_the_rows() -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from data_examples import content, data_config, write_jsonl
-from holdfast.data import encode, prepare, store
+from holdfast.data import encode, prepare, progress, store
 from holdfast.data.config import DataConfig
 from holdfast.data.documents import Document, SourceContext
 from holdfast.data.prepare import find_prepared
@@ -28,7 +28,7 @@ BYTES = load_tokenizer("bytes")
 SCRIPT = Path(__file__).with_name("preparing.py")
 
 
-def made(name: str, split: str, data: DataConfig) -> store.Prepared:
+def made(name: str, split: str, data: DataConfig) -> store.TokenStore:
     return prepare.prepare(name, split, data=data, tokenizer=BYTES, progress=False)
 
 
@@ -232,7 +232,9 @@ def test_threads_that_prepare_the_same_share_the_work(tmp_path: Path, monkeypatc
 def test_too_many_broken_rows_stop_it_and_leave_nothing(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "root" / "notes" / "train.jsonl", [*some_texts(50), b"{", b"{", b"{"])
     write_jsonl(tmp_path / "root" / "notes" / "validation.jsonl", some_texts(1))
-    with pytest.raises(UserError, match=r"(?s)data/max_broken: 3 of 53 rows of notes/train .*3 × bad JSON.*line 52"):
+    with pytest.raises(
+        UserError, match=r"(?s)data/max_broken: 3 of 53 rows of notes/train .*3 × bad JSON.*lines 51, 52, 53"
+    ):
         made("notes", "train", data_config(tmp_path, max_broken=0.05))
     folder = store.stores_folder(tmp_path / "cache")
     assert [path.name for path in folder.iterdir() if path.is_dir()] == []
@@ -245,7 +247,7 @@ def test_too_many_broken_rows_stop_it_and_leave_nothing(tmp_path: Path) -> None:
 def test_a_stricter_limit_also_holds_for_a_store_that_is_there(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "root" / "notes" / "train.jsonl", [*some_texts(50), b"{", b"{", b"{"])
     made("notes", "train", data_config(tmp_path, max_broken=0.06))
-    with pytest.raises(UserError, match=r"(?s)data/max_broken: 3 of 53 rows of notes/train .*line 52"):
+    with pytest.raises(UserError, match=r"(?s)data/max_broken: 3 of 53 rows of notes/train .*lines 51, 52, 53"):
         made("notes", "train", data_config(tmp_path, max_broken=0.05))
     assert made("notes", "train", data_config(tmp_path, max_broken=0.06)).ledger["rows"] == 53  # it is still there
 
@@ -278,7 +280,13 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         made("arithmetic", "validation", data_config(tmp_path, cache=str(tmp_path / "file")))
 
 
-def test_plain_progress_when_not_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_progress_of_what_takes_long_when_not_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "WORTH_SECONDS", 1e9)
+    prepare.prepare("topics", "validation", data=data_config(tmp_path), tokenizer=BYTES)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "WORTH_SECONDS", 0.0)
     prepare.prepare("arithmetic", "validation", data=data_config(tmp_path), tokenizer=BYTES)
     said = capsys.readouterr().err
     assert "prepare arithmetic/validation: " in said

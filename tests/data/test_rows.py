@@ -11,7 +11,7 @@ from data_examples import make_store, tasks, texts
 from holdfast.data.documents import Document
 from holdfast.data.rows import IGNORE, RowArrays, Rows
 from holdfast.data.sampling import DatasetStyle
-from holdfast.data.store import Prepared
+from holdfast.data.store import TokenStore
 from holdfast.errors import UserError
 
 PMD, PADDED, PACKED = DatasetStyle.PMD, DatasetStyle.PADDED, DatasetStyle.PACKED
@@ -20,7 +20,7 @@ small_text = st.text("abcdefg ", min_size=1, max_size=14)
 documents = st.lists(st.tuples(small_text, small_text), min_size=1, max_size=12)
 
 
-def stored(tmp_path_factory: pytest.TempPathFactory, made: list[Document]) -> Prepared:
+def stored(tmp_path_factory: pytest.TempPathFactory, made: list[Document]) -> TokenStore:
     return make_store(tmp_path_factory.mktemp("store"), made)
 
 
@@ -157,12 +157,12 @@ def test_the_bytes_of_all_rows_are_the_bytes_of_the_text(
     assert stream.loss_bytes(range(len(stream))).sum() == store.num_bytes - 1  # the first token is no target
 
 
-def test_packing_a_million_documents_is_next_fit(tmp_path: Path) -> None:
+def test_packing_a_million_documents_is_next_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store(tmp_path, texts("abc"))
     count = 1_000_000
     lengths = np.random.default_rng(0).integers(2, 40, count)
-    store.offsets = np.concatenate([[0], np.cumsum(lengths)])
-    store.prompt_lengths = np.zeros(count, np.uint32)
+    monkeypatch.setattr(TokenStore, "offsets", np.concatenate([[0], np.cumsum(lengths)]))
+    monkeypatch.setattr(TokenStore, "prompt_lengths", np.zeros(count, np.uint32))
     store.num_documents = count
     rows = Rows(store, PACKED, 64)
     first = rows._first

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from holdfast.data.config import DataConfig, SourceConfig
 from holdfast.data.documents import STREAM_VALIDATION, Document, SourceContext, read
 from holdfast.data.prepare import prepare
 from holdfast.data.sources import documents, files, find_source, tables
+from holdfast.data.sources.generated import TOPICS
 from holdfast.data.tokenizers import load_tokenizer
 from holdfast.errors import ConfigError, UserError
 from holdfast.registry import datasets
@@ -38,7 +40,9 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", forbidden)
 
 
-@pytest.mark.parametrize(("name", "smallest"), [("pydocs", 1_000_000), ("pycode", 5_000_000)])
+@pytest.mark.parametrize(
+    ("name", "smallest"), [("pydocs", 1_000_000), ("docstrings", 1_000_000), ("pycode", 5_000_000)]
+)
 def test_what_python_carries(name: str, smallest: int, tmp_path: Path) -> None:
     data = data_config(tmp_path)
     source = find_source(name, data)
@@ -51,7 +55,9 @@ def test_what_python_carries(name: str, smallest: int, tmp_path: Path) -> None:
     assert source.fingerprint(SourceContext(data)) == find_source(name, data).fingerprint(SourceContext(data))
 
 
-@pytest.mark.parametrize(("name", "train", "validation"), [("arithmetic", 14_000, 400), ("lists", 19_000, 400)])
+@pytest.mark.parametrize(
+    ("name", "train", "validation"), [("arithmetic", 14_000, 400), ("lists", 19_000, 400), ("topics", 4_500, 300)]
+)
 def test_generated_tasks(name: str, train: int, validation: int, tmp_path: Path) -> None:
     data = data_config(tmp_path)
     sides = [list(documents(name, split, data)) for split in ("train", "validation")]
@@ -74,6 +80,9 @@ def right(document: Document) -> list[str]:
     """The answer, worked out again from the prompt."""
     if document.prompt.endswith("="):
         return [str(eval(document.prompt[:-1]))]
+    if document.prompt.endswith(":"):
+        words = document.prompt[:-1].split(", ")
+        return [topic for topic, known in TOPICS.items() if set(words) <= set(known.split())]
     operation, *digits = document.prompt.removesuffix("->").split()
     work = {"sort": sorted, "reverse": lambda d: d[::-1], "max": lambda d: [max(d)], "length": lambda d: [str(len(d))]}
     return list(work[operation](digits))
@@ -186,7 +195,10 @@ def test_every_kind_of_broken_row_is_counted_with_its_line(tmp_path: Path, capsy
     assert report["counts"] == {kind: len(lines) for kind, lines in expected.items()}
     assert {kind: [e["line"] for e in examples] for kind, examples in report["examples"].items()} == expected
     said = capsys.readouterr().err
-    assert all(f"rows.jsonl, line {number}" in said for lines in expected.values() for number in lines)
+    named = [
+        int(number) for places in re.findall(r"rows.jsonl, lines? ([\d, ]+)", said) for number in places.split(", ")
+    ]
+    assert sorted(named) == sorted(number for lines in expected.values() for number in lines)
 
 
 def test_rows_too_long_to_hold_are_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ from holdfast.data.documents import Document
 from holdfast.data.encode import encode_documents
 from holdfast.data.rows import Rows
 from holdfast.data.sampling import DatasetStyle
-from holdfast.data.store import LEDGER, Prepared
+from holdfast.data.store import LEDGER, TokenStore
 from holdfast.data.tokenizers.bytelevel import BytesTokenizer
 from holdfast.evaluation.forward import Runner
 from holdfast.models.config import ModelSpec
-from holdfast.models.decoder import Decoder
+from holdfast.models.family import Model, decoder
 
 TOKENIZER = BytesTokenizer()
 
@@ -27,11 +27,11 @@ TOKENIZER = BytesTokenizer()
 class Tiny(NamedTuple):
     """A model, its numbers and two sets of parameters."""
 
-    model: Decoder
+    model: Model
     spec: ModelSpec
     params: Any
     other: Any
-    runner: Runner[Decoder]  # one for all tests, so that shapes are compiled once
+    runner: Runner  # one for all tests, so that shapes are compiled once
 
     def logits(self, tokens: Sequence[int], params: Any = None) -> np.ndarray:
         """Logits of one row, read alone; padding on its right changes nothing and saves compilations."""
@@ -48,21 +48,21 @@ class Tiny(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _logits(model: Decoder, params: Any, tokens: np.ndarray) -> jax.Array:
-    return model.apply({"params": params}, tokens)
+def _logits(model: Model, params: Any, tokens: np.ndarray) -> jax.Array:
+    return model.module.apply({"params": params}, tokens)
 
 
 def make_tiny(positions: str = "learned", block_size: int = 64) -> Tiny:
     spec = ModelSpec(
         2, 32, 4, 2, 8, 64, vocab_size=320, block_size=block_size, positions=positions, tie_embeddings=False
     )
-    model = Decoder(spec)
+    model = decoder(spec)
 
     def init(seed: int) -> Any:
-        params = nn.unbox(model.init(jax.random.key(seed), jnp.zeros((1, 8), jnp.int32)))["params"]
+        params = nn.unbox(model.module.init(jax.random.key(seed), jnp.zeros((1, 8), jnp.int32)))["params"]
         return jax.tree.map(lambda leaf: leaf * 4, params)  # far from uniform, so that mistakes show
 
-    return Tiny(model, spec, init(0), init(1), Runner(model, spec))
+    return Tiny(model, spec, init(0), init(1), Runner(model))
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +75,7 @@ def rotary() -> Tiny:
     return make_tiny("rotary")
 
 
-def store(folder: Path, documents: list[Document], kind: str = "text") -> Prepared:
+def store(folder: Path, documents: list[Document], kind: str = "text") -> TokenStore:
     """A store with the fields that rows read, without files but the tokens."""
     flat, records = encode_documents(documents, TOKENIZER)
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def store(folder: Path, documents: list[Document], kind: str = "text") -> Prepar
         "dtype": flat.dtype.str,
     }
     (folder / LEDGER).write_text("{}")
-    return Prepared(folder, ledger)
+    return TokenStore(folder, ledger)
 
 
 def make_rows(folder: Path, documents: list[Document], style: DatasetStyle, block_size: int = 64) -> Rows:

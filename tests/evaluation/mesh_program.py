@@ -24,7 +24,7 @@ TASKS = [Document(str(i), prompt=f"{i}? ", answer=f"answer {i}") for i in range(
 def main() -> None:
     tiny = make_tiny()
     topology = Topology.build(TopologyConfig(data=-1, fsdp=2, tensor=1))
-    shapes = jax.eval_shape(tiny.model.init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
+    shapes = jax.eval_shape(tiny.model.module.init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
     shardings = nn.logical_to_mesh_sharding(nn.get_partition_spec(shapes), topology.mesh, RULES)["params"]
     sharded = [jax.device_put(params, shardings) for params in (tiny.params, tiny.other)]
     with tempfile.TemporaryDirectory() as folder:
@@ -33,7 +33,6 @@ def main() -> None:
         for place, (params, other) in ((None, (tiny.params, tiny.other)), (topology, sharded)):
             evaluator = Evaluator(
                 tiny.model,
-                tiny.spec,
                 TOKENIZER,
                 EvaluationConfig(limit=7, batch_size=3),
                 tasks=["arithmetic"],

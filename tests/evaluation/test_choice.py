@@ -34,7 +34,7 @@ def naive(tiny: Tiny, prompt: list[int], answer: list[int]) -> tuple[float, bool
 
 
 @pytest.mark.parametrize("end_of_text", ["auto", "always", "never"])
-@pytest.mark.parametrize("kind", ["tiny", "rotary"])
+@pytest.mark.parametrize("kind", ["tiny", pytest.param("rotary", marks=pytest.mark.slow)])
 def test_scores_equal_those_of_one_answer_at_a_time(
     kind: str, end_of_text: str, request: pytest.FixtureRequest
 ) -> None:
@@ -82,7 +82,7 @@ def test_batches_hold_every_question_once_in_few_shapes() -> None:
 
 
 def test_compiled_functions_are_shared_between_evaluations(tiny: Tiny) -> None:
-    runner = Runner(tiny.model, tiny.spec)
+    runner = Runner(tiny.model)
     asked = choice.questions(DOCUMENTS[:2], TOKENIZER, tiny.spec.block_size)
     first = choice.score(runner, tiny.params, asked, 4)
     [compiled] = runner._compiled.values()

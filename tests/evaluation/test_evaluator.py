@@ -25,7 +25,6 @@ def evaluator(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Evaluator
     folder = tmp_path_factory.mktemp("rows")
     return Evaluator(
         tiny.model,
-        tiny.spec,
         TOKENIZER,
         EvaluationConfig(limit=20, batch_size=8, probe_rows=3),
         tasks=["arithmetic"],
@@ -58,7 +57,6 @@ def test_a_task_and_the_dataset_of_its_name_are_one_result(tiny: Tiny, evaluator
 def test_the_likeliest_answer_is_chosen_raw_or_by_length(tiny: Tiny, evaluator: Evaluator[Any]) -> None:
     by_length = Evaluator(
         tiny.model,
-        tiny.spec,
         TOKENIZER,
         EvaluationConfig(limit=20, batch_size=8, normalise="length"),
         tasks=["arithmetic"],
@@ -70,10 +68,12 @@ def test_the_likeliest_answer_is_chosen_raw_or_by_length(tiny: Tiny, evaluator: 
         np.testing.assert_allclose(first.scores, second.scores, rtol=1e-6)
         per_byte = [score / len(text) for score, text in zip(first.scores, first.choices, strict=True)]
         np.testing.assert_allclose(first.per_byte, per_byte, rtol=1e-6)
+        lengths = [len(text.removeprefix(" ")) for text in first.choices]
+        np.testing.assert_allclose(first.normalised, np.array(first.scores) / lengths, rtol=1e-6)
         assert first.chosen == first.choices[int(np.argmax(first.scores))]
-        assert second.chosen == second.choices[int(np.argmax(second.per_byte))]
+        assert second.chosen == second.choices[int(np.argmax(second.normalised))]
         assert first.right == (first.chosen == first.answer)
-    assert raw.facts()["accuracy_per_byte"] == length.accuracy
+    assert raw.facts()["accuracy_norm"] == length.accuracy
     assert raw.accuracy == raw.facts()["accuracy_raw"]
 
 
@@ -86,7 +86,7 @@ def test_a_probe_takes_few_examples_of_the_same(tiny: Tiny, evaluator: Evaluator
 
 def test_generated_answers_are_right_when_they_match(tiny: Tiny) -> None:
     config = EvaluationConfig(kind="generate", limit=5, max_new_tokens=3)
-    asked = Evaluator(tiny.model, tiny.spec, TOKENIZER, config, tasks=["arithmetic"])
+    asked = Evaluator(tiny.model, TOKENIZER, config, tasks=["arithmetic"])
     result = asked.evaluate(tiny.params)["arithmetic"]
     assert result.kind == "generate"
     assert result.chance == 0
@@ -103,7 +103,7 @@ def test_unknown_names_are_refused(tiny: Tiny, evaluator: Evaluator[Any]) -> Non
     with pytest.raises(UserError, match=r"no evaluation 'nothing'.*arithmetic"):
         evaluator.evaluate(tiny.params, tasks=["nothing"])
     with pytest.raises(UserError, match=r"eval/evaluations.*arithmetik.*did you mean 'arithmetic'"):
-        Evaluator(tiny.model, tiny.spec, TOKENIZER, EvaluationConfig(), tasks=["arithmetik"])
+        Evaluator(tiny.model, TOKENIZER, EvaluationConfig(), tasks=["arithmetik"])
 
 
 def test_tasks_of_the_users_own(tmp_path: Path, tiny: Tiny) -> None:
@@ -113,7 +113,7 @@ def test_tasks_of_the_users_own(tmp_path: Path, tiny: Tiny) -> None:
     own = SourceConfig(str(path), prompt="{q}", label="a", labels={"0": " yes", "1": " no"}, validation_fraction=0.5)
     data = DataConfig(sources={"own": own, "plain": SourceConfig(str(path), text="q")})
     assert find_task("own", data) == Task("own", kind="choice")
-    result = Evaluator(tiny.model, tiny.spec, TOKENIZER, EvaluationConfig(), tasks=["own"], data=data)
+    result = Evaluator(tiny.model, TOKENIZER, EvaluationConfig(), tasks=["own"], data=data)
     found = result.evaluate(tiny.params)["own"]
     assert 1 <= found.count < 12
     assert found.chance == 0.5

@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import types
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,12 @@ import pytest
 from evaluation.conftest import TOKENIZER, Tiny
 from holdfast.data.config import DataConfig, SourceConfig
 from holdfast.errors import UserError
+from holdfast.evaluation.choice import harness_length
 from holdfast.evaluation.config import EvaluationConfig
 from holdfast.evaluation.evaluator import Evaluator
 from holdfast.evaluation.harness import HarnessModel, run_harness
+
+SHARED = Path(os.environ.get("HOLDFAST_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed: pip install 'holdfast[harness]'"
@@ -26,11 +31,12 @@ dataset_kwargs:
 test_split: validation
 output_type: multiple_choice
 doc_to_text: "{{{{q}}}}"
-doc_to_choice: [" yes", " no", " maybe so"]
+doc_to_choice: ["yes", "näin", "maybe so"]
 doc_to_target: "{{{{a}}}}"
-target_delimiter: ""
+target_delimiter: " "
 metric_list:
   - metric: acc
+  - metric: acc_norm
 """
 
 
@@ -85,10 +91,10 @@ def test_the_harness_and_our_own_evaluation_agree(tiny: Tiny, model: HarnessMode
     (tasks / "own.yaml").write_text(TASK.format(path=path))
     theirs = run_harness(model, ["own_yes_no"], include_path=tasks)
 
-    labels = {"0": " yes", "1": " no", "2": " maybe so"}
+    labels = {"0": " yes", "1": " näin", "2": " maybe so"}
     source = SourceConfig(str(tmp_path / "train.jsonl"), prompt="{q}", label="a", labels=labels, validation=str(path))
     data = DataConfig(sources={"own": source})
-    ours = Evaluator(tiny.model, tiny.spec, TOKENIZER, EvaluationConfig(), tasks=["own"], data=data)
+    ours = Evaluator(tiny.model, TOKENIZER, EvaluationConfig(), tasks=["own"], data=data)
     result = ours.evaluate(tiny.params)["own"]
     assert theirs["results"]["own_yes_no"]["acc,none"] == pytest.approx(result.accuracy)
     samples = {sample["doc"]["q"]: sample for sample in theirs["samples"]["own_yes_no"]}
@@ -96,6 +102,45 @@ def test_the_harness_and_our_own_evaluation_agree(tiny: Tiny, model: HarnessMode
     for example in result.examples:
         scores = [float(response[0][0]) for response in samples[example.prompt]["resps"]]
         np.testing.assert_allclose(scores, example.scores, atol=1e-4)
+    by_length = EvaluationConfig(normalise="length")
+    normed = Evaluator(tiny.model, TOKENIZER, by_length, tasks=["own"], data=data).evaluate(tiny.params)
+    assert theirs["results"]["own_yes_no"]["acc_norm,none"] == pytest.approx(normed["own"].accuracy)
+    assert [samples[each.prompt]["acc_norm"] for each in normed["own"].examples] == [
+        each.right for each in normed["own"].examples
+    ]
+
+
+@pytest.mark.extra
+@installed
+@pytest.mark.skipif(not (SHARED / "data" / "siqa").is_dir(), reason=f"no real data: {SHARED}/data is not there")
+def test_lengths_of_siqa_choices_choose_as_the_harness_does() -> None:
+    """The harness's own judgement of siqa's choices, for scores that make lengths matter, against ours."""
+    from lm_eval.api.task import ConfigurableTask
+
+    lines = (SHARED / "data" / "siqa" / "validation.jsonl").read_text().splitlines()[:120]
+    rng = np.random.default_rng(0)
+    judge = ConfigurableTask.process_results
+    for line in lines:
+        row = json.loads(line)
+        choices = [row["answerA"], row["answerB"], row["answerC"]]
+        # Nearly the same score for each character, so that counting the space would often choose another.
+        scores = -np.array([len(text) + 0.5 for text in choices]) * (1 + 0.01 * rng.normal(size=3))
+        normed = [score / harness_length(f" {text}") for score, text in zip(scores, choices, strict=True)]
+        task = types.SimpleNamespace(
+            OUTPUT_TYPE="multiple_choice", _metric_fn_list={"acc_norm": None}, multiple_input=False,
+            multiple_target=False, doc_to_choice=lambda doc: [doc[f"answer{place}"] for place in "ABC"],
+            doc_to_target=lambda doc: int(doc["label"]) - 1, config=types.SimpleNamespace(process_results=None),
+        )  # fmt: skip
+        found = judge(task, row, [(score, False) for score in scores])
+        assert found["acc_norm"] == float(int(np.argmax(normed)) == int(row["label"]) - 1)
+
+
+def test_lengths_are_characters_without_the_space_before() -> None:
+    """By hand: what lm-evaluation-harness's `len(choice)` gives for choices as siqa has them."""
+    choices = ["make a new plan", "Go home and see Riley", "Find somewhere to go", "be at a café"]
+    assert [harness_length(f" {text}") for text in choices] == [15, 21, 20, 12]
+    assert harness_length("  two spaces") == 11
+    assert harness_length(" ") == 1
 
 
 @pytest.mark.extra

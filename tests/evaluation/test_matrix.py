@@ -109,13 +109,38 @@ def test_not_learned_tasks_are_left_out_of_forgetting_only():
         assert marked.metrics("accuracy")[name] == plain.metrics("accuracy")[name]
 
 
-def test_which_tasks_are_not_learned():
-    def point(row, low_a, low_b):
-        ends = {"a": {"accuracy": (low_a, 0.9)}, "b": {"accuracy": (low_b, 0.9)}, "c": {"accuracy": (0.0, 1.0)}}
-        return Point(step=row, row=row, scores={}, intervals=ends)
+def judged(row, accuracy, low, **facts):
+    known = {"count": 100, "chance": 0.5, "majority": 0.68, "one_class": False, **facts}
+    return Point(
+        row, {"a": {"accuracy": accuracy}}, row=row, intervals={"a": {"accuracy": (low, 1.0)}}, facts={"a": known}
+    )
 
-    found = tasks_not_learned([point(0, 0.4, 0.4), point(1, 0.6, 0.45), point(2, 0.3, 0.5)], {"a": 0.5, "b": 0.5})
-    assert found == {"b"}
+
+def test_the_majority_class_is_not_learned():
+    before, chance = judged(0, 0.5, 0.4), judged(1, 0.68, 0.58)
+    assert tasks_not_learned([before, chance], ["a"], [1]) == {"a"}  # above chance, and no better than "no" to all
+    learned = judged(1, 0.85, 0.76)
+    assert tasks_not_learned([before, learned], ["a"], [1]) == frozenset()
+    one = judged(1, 0.85, 0.76, one_class=True)
+    assert tasks_not_learned([before, one], ["a"], [1]) == {"a"}
+
+
+def test_luck_at_another_row_is_not_learning():
+    points = [judged(0, 0.5, 0.4), judged(1, 0.6, 0.5), judged(2, 0.85, 0.76)]
+    assert tasks_not_learned(points, ["a"], [1]) == {"a"}
+    assert tasks_not_learned(points, ["a"], [2]) == frozenset()
+
+
+def test_what_was_known_before_its_stage_is_not_called_not_learned():
+    points = [judged(0, 0.85, 0.76), judged(1, 0.6, 0.5)]
+    assert tasks_not_learned(points, ["a"], [1]) == frozenset()
+
+
+def test_nothing_is_said_of_tasks_without_stage_or_figures():
+    points = [judged(0, 0.5, 0.4), judged(1, 0.5, 0.4)]
+    assert tasks_not_learned(points, ["a"], [None]) == frozenset()
+    bare = [Point(row, {"a": {"accuracy": 0.5}}, row=row) for row in (0, 1)]
+    assert tasks_not_learned(bare, ["a"], [1]) == frozenset()
 
 
 def test_baseline_replaces_row_0():
@@ -180,3 +205,45 @@ def test_properties_of_any_matrix(data, num_stages, num_tasks):
     if num_stages == 1:
         assert metrics["forgetting"] is None
         assert metrics["backward_transfer"] is None
+
+
+# What others' own tests give to their metrics, and what they expect of them: rows are experiences, columns tasks.
+AVALANCHE = [[1.0, 0.0, 0.0], [0.5, 0.8, 1.0], [0.2, 1.0, 0.5]]
+AVALANCHE_IN_PARTS = [[1.0, 0.0, 0.0], [0.5, 0.8, 1.0], [0.5, 0.5, 1.0], [0.2, 1.0, 0.5]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "homes", "expected"),
+    [
+        (AVALANCHE, (1, 2, 3), (0.8, -0.2, None)),
+        (AVALANCHE[:2], (1, 2, None), (0.5, None, None)),
+        (AVALANCHE_IN_PARTS, (1, 2, 4), (0.8, -0.2, None)),
+        (AVALANCHE_IN_PARTS[:3], (1, 2, None), (0.5, 0.3, None)),
+    ],
+)
+def test_forgetting_of_avalanche_is_minus_our_backward_transfer(rows, homes, expected):
+    terms = matrix([[None] * 3, *rows], homes=homes).per_task("accuracy")
+    for task, drop in zip(TASKS, expected, strict=True):
+        known = None if drop is None else pytest.approx(drop)
+        assert terms[task]["forgetting"] == known
+        assert terms[task]["backward_transfer"] == (None if drop is None else pytest.approx(-drop))
+
+
+def test_forgetting_of_avalanche_starts_from_the_own_stage_and_ours_from_the_best_row():
+    terms = matrix([[None] * 3, [0.5, 0.1, 0.1], [0.9, 0.8, 0.1], [0.4, 0.8, 0.9]]).per_task("accuracy")["a"]
+    assert terms["forgetting"] == pytest.approx(0.9 - 0.4)
+    assert -terms["backward_transfer"] == pytest.approx(0.5 - 0.4)  # theirs
+
+
+def test_forward_transfer_of_avalanche_is_ours():
+    # Theirs is told 1 before training and 0.4 before the task's own experience, and expects -0.6.
+    terms = matrix([[0.0, 1.0], [0.9, 0.4], [0.9, 0.9]], homes=(1, 2)).per_task("accuracy")
+    assert terms["b"]["forward_transfer"] == pytest.approx(-0.6)
+
+
+def test_the_code_of_gem_divides_by_all_tasks_where_its_paper_and_we_leave_one_out():
+    # The last task cannot be forgotten and the first has no row before it: the code counts a 0 for each.
+    ours, tasks = matrix(GOLDEN).metrics("accuracy"), 3
+    assert ours["average"] == pytest.approx((0.5 + 0.7 + 0.85) / 3)
+    assert ours["backward_transfer"] * (tasks - 1) / tasks == pytest.approx((0.5 - 0.8 + 0.7 - 0.9 + 0.0) / 3)
+    assert ours["forward_transfer"] * (tasks - 1) / tasks == pytest.approx((0.0 + 0.2 - 0.1 + 0.3 - 0.1) / 3)

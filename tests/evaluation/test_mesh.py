@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.slow
 def test_a_mesh_gives_the_numbers_of_one_device() -> None:
     environment = {
         **os.environ,

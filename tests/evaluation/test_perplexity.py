@@ -73,8 +73,8 @@ def test_the_first_rows_are_measured_and_a_model_does_not_diverge_from_itself(ti
 
 def test_batch_sums_are_the_sums_of_rows(tiny: Tiny, tmp_path: Path) -> None:
     batch = RowArrays(*make_rows(tmp_path, TASKS, DatasetStyle.PACKED).rows([0, 1, 2]))
-    by_row = row_sums(tiny.model.apply, tiny.spec, tiny.params, batch, tiny.other)
-    summed = jax.jit(lambda p, r: batch_sums(tiny.model.apply, tiny.spec, p, batch, r))(tiny.params, tiny.other)
+    by_row = row_sums(tiny.model, tiny.params, batch, tiny.other)
+    summed = jax.jit(lambda p, r: batch_sums(tiny.model, p, batch, r))(tiny.params, tiny.other)
     for rows, total in zip(by_row, summed, strict=True):
         assert total.dtype == np.float32
         np.testing.assert_allclose(total, rows.sum(), rtol=1e-5)

@@ -10,7 +10,15 @@ import pytest
 from holdfast.errors import ConfigError, UserError
 from holdfast.execution import ExecutionSpec, TopologyConfig
 from holdfast.execution.checkpoints import CheckpointInfo, find_checkpoint, kept_steps, list_checkpoints, split_name
-from holdfast.execution.files import is_locked, run_lock, write_atomically, write_json
+from holdfast.execution.files import (
+    is_locked,
+    locked,
+    make_private,
+    remove_leftovers,
+    run_lock,
+    write_atomically,
+    write_json,
+)
 from holdfast.execution.topology import axis_sizes
 
 
@@ -46,13 +54,17 @@ def test_one_axis_takes_the_rest(config: TopologyConfig, devices: int, sizes: tu
         (TopologyConfig(fsdp=3), "topology/fsdp"),
         (TopologyConfig(data=-1, fsdp=-1), "topology/fsdp"),
         (TopologyConfig(data=2, tensor=2), "topology/data"),
-        (TopologyConfig(tensor=0), "topology/tensor"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(config: TopologyConfig, path: str) -> None:
     with pytest.raises(ConfigError) as error:
         axis_sizes(config, 8)
     assert error.value.path == path
+
+
+def test_an_axis_without_devices_is_refused() -> None:
+    with pytest.raises(ConfigError, match="topology/tensor"):
+        TopologyConfig(tensor=0)
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -114,3 +126,24 @@ def test_pruning_leaves_boundaries_the_best_and_the_newest(tmp_path: Path) -> No
 def test_a_run_and_its_checkpoint_are_written_in_one_word() -> None:
     assert split_name("runs/a/b/c@boundary_1") == (Path("runs/a/b/c"), "boundary_1")
     assert split_name("runs/a") == (Path("runs/a"), "latest")
+
+
+def test_a_private_folder_is_made_for_its_user_alone_and_another_is_not_trusted(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "compiled"
+    assert make_private(folder) is None
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert make_private(folder) is None
+    folder.chmod(0o775)
+    assert make_private(folder) == f"others may write in {folder}"
+    (tmp_path / "link").symlink_to(folder)
+    assert make_private(tmp_path / "link") == f"{tmp_path / 'link'} is no folder of its own"
+
+
+def test_leftovers_go_and_what_is_being_written_stays(tmp_path: Path) -> None:
+    left, written = tmp_path / "deep" / ".results.json.ab12_cde", tmp_path / ".config.yaml.xy12_cde"
+    left.parent.mkdir()
+    for path in (left, written):
+        path.write_text("half")
+    with locked(written):
+        assert remove_leftovers(tmp_path) == [left]
+    assert remove_leftovers(tmp_path) == [written]

@@ -1,9 +1,12 @@
 """How processes find each other, and what they do alone."""
 
+import threading
+
 import pytest
 
-from holdfast.errors import UserError
+from holdfast.errors import RunError, UserError
 from holdfast.execution import processes
+from holdfast.execution.launching import free_port
 from holdfast.execution.processes import Membership, membership
 
 SLURM_STEP = {
@@ -80,3 +83,35 @@ def test_a_broken_network_is_told_from_a_broken_program() -> None:
     assert "another process" in str(processes._broken_link(link("UNKNOWN: Gloo AllGather failed: Connection closed")))
     assert processes._broken_link(link("RESOURCE_EXHAUSTED: Out of memory")) is None
     assert processes._broken_link(ValueError("Gloo")) is None
+
+
+def roll(count: int, present: list[int], seconds: float) -> dict[int, str]:
+    """What each process that is there says of the others; an empty text where all have come."""
+    said: dict[int, str] = {}
+    coordinator = f"127.0.0.1:{free_port()}"
+
+    def come(index: int) -> None:
+        try:
+            processes.call_roll(coordinator, count, index, seconds)
+            said[index] = ""
+        except RunError as error:
+            said[index] = str(error)
+
+    threads = [threading.Thread(target=come, args=(index,)) for index in present]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return said
+
+
+def test_all_processes_go_on_when_the_last_has_come() -> None:
+    assert roll(3, [2, 0, 1], 60) == {0: "", 1: "", 2: ""}
+
+
+@pytest.mark.parametrize(("present", "missing"), [([0, 2], "1"), ([0], "1, 2"), ([1], "0")])
+def test_who_has_not_come_is_named_by_everybody(present: list[int], missing: str) -> None:
+    said = roll(3, present, 0.5)
+    assert sorted(said) == present
+    for line in said.values():
+        assert line.startswith(f"process {missing} of 3 has not come within 0.5 s (topology/start_timeout); ")

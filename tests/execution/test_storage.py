@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import RunError
 from holdfast.execution.checkpoints import CheckpointStore, list_checkpoints, unusable_checkpoints
-from holdfast.execution.storage import Patience, disk_reason, failed_line, unreachable
+from holdfast.execution.storage import Patience, disk_reason, failed_line, gave_up, unreachable
 
 
 def failing(times: int, number: int = errno.ENOSPC) -> Any:
@@ -187,3 +187,27 @@ def test_a_manifest_that_the_disk_does_not_give_is_not_taken_for_damage(
     for listed in (list_checkpoints, unusable_checkpoints):
         with pytest.raises(OSError, match="Stale"):
             listed(tmp_path)
+
+
+def test_limits_of_handles_and_memory_are_named_and_no_fault_of_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = failed_line(OSError(errno.EMFILE, "Too many open files"))
+    assert found is not None
+    assert "may not open more files" in found
+    for error in (
+        MemoryError(),
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes"),
+        ImportError("libjax.so: failed to map segment from shared object"),
+        RuntimeError("can't start new thread"),
+    ):
+        assert unreachable(error) == "there is too little memory"
+    full = RuntimeError("RESOURCE_EXHAUSTED: Error writing [OS error 28: ENOSPC No space left on device]")
+    assert disk_reason(full) == "the disk is full"
+    assert "mend the disk" not in gave_up("results.json", "there is too little memory", 0)
+
+    def exhausted(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("holdfast.execution.storage.os.open", exhausted)
+    found = failed_line(ModuleNotFoundError("No module named 'jaxlib'"))  # as an import without handles fails
+    assert found is not None
+    assert "may not open more files" in found

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from holdfast import registry
 from holdfast.models import BATCH_AXES, RULES, ArchitectureConfig, Decoder, check_divisible, resolve, unembedding
-from holdfast.objectives.token_loss import token_loss
+from holdfast.objectives.token_loss import Penalised, token_loss
 
 R, T, V = 8, 16, 64
 OPTIONS = {"n_layers": 2, "n_embd": 32, "n_head": 4, "n_kv_head": 4, "n_ff": 64, "scan_layers": True}
@@ -26,8 +26,7 @@ def loss(decoder, params, reference, x, y):
         unembedding(params, spec),
         y,
         jnp.full(y.shape, 1 / y.size),
-        penalty=registry.penalties.get("forward"),
-        beta=0.5,
+        penalties=(Penalised(registry.penalties.get("forward"), 0.5),),
         reference_hidden=old,
         reference_unembedding_DV=unembedding(reference, spec),
         chunk_tokens=R * T // 4,

@@ -5,14 +5,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.models.attention import cached_attention, causal_attention, chunked_attention, fused_attention
+from holdfast.models.attention import (
+    PLAIN,
+    Rules,
+    cached_attention,
+    causal_attention,
+    chunked_attention,
+    fused_attention,
+)
+from holdfast.models.layers import capped
 
 
-def plain_attention(q, k, v, segment_ids=None):
+def plain_attention(q, k, v, segment_ids=None, rules=PLAIN, window=None):
     """Every score, a mask, a softmax."""
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-    scores = jnp.einsum("bthk,bshk->bhts", q, k) / q.shape[-1] ** 0.5
+    scores = capped(jnp.einsum("bthk,bshk->bhts", q, k) * (rules.scale or q.shape[-1] ** -0.5), rules.softcap)
     mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))[None, None]
+    window = rules.window if window is None else window
+    if window is not None:
+        mask = mask & ~jnp.tril(jnp.ones(scores.shape[-2:], bool), -window)
     if segment_ids is not None:
         mask = mask & (segment_ids[:, None, :, None] == segment_ids[:, None, None, :])
     return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(jnp.where(mask, scores, -1e30)), v)
@@ -45,6 +56,29 @@ def test_equals_the_plain_formula(function, segments, length, heads, kv_heads):
     compiled = [jax.jit(lambda f=f: results(f))() for f in (function, plain_attention)]
     for got, expected in zip(*compiled, strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "rules", "window"),
+    [
+        (chunked_attention, Rules(0.7, 2.0, 70), None),
+        (chunked_attention, Rules(window=1), None),
+        (chunked_attention, Rules(softcap=1.0), 30),
+        (fused_attention, Rules(0.7, None, 70), None),
+        (fused_attention, Rules(), 30),
+    ],
+)
+def test_windows_bounds_and_scales_equal_the_plain_formula(function, rules, window):
+    arrays = inputs(150, 4, 2)
+    cotangent = jnp.cos(jnp.arange(arrays[0].size, dtype=jnp.float32)).reshape(arrays[0].shape)
+
+    def results(attention, seen):
+        out, pull = jax.vjp(lambda *qkv: attention(*qkv, packed(150), rules=rules, window=seen), *arrays)
+        return (out, *pull(cotangent))
+
+    got = jax.jit(lambda seen: results(function, seen))(None if window is None else jnp.int32(window))
+    for ours, expected in zip(got, jax.jit(lambda: results(plain_attention, window))(), strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1000])

@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from holdfast.models import ArchitectureConfig, Decoder, init_cache, resolve, unembedding
 from holdfast.models.axes import RULES
+from holdfast.models.layers import capped
 
 B, T, V = 2, 12, 33
 SMALL = {"n_layers": 2, "n_embd": 32, "n_head": 4, "head_dim": 8, "n_ff": 48}
@@ -21,6 +22,25 @@ FAMILIES = {
     "qwen2": {"preset": "qwen2-0.5b", "n_kv_head": 2},
     "qwen3": {"preset": "qwen3-0.6b", "n_kv_head": 2, "head_dim": 16},
     "neox": {"preset": "pythia-160m"},
+    "mistral": {"preset": "tiny", "window": 5},
+    "olmo2": {"preset": "tiny", "norm_place": "after", "qk_norm": True, "qk_norm_over": "all", "n_kv_head": 2},
+    "smollm3": {"preset": "tiny", "n_layers": 3, "rope_layers": "rn"},
+    "gemma3": {
+        "preset": "tiny",
+        "n_layers": 3,
+        "window": 5,
+        "window_layers": "wwf",
+        "window_rope_base": 100.0,
+        "norm_place": "both",
+        "norm_offset": True,
+        "qk_norm": True,
+        "attention_scale": 0.5,
+        "attention_softcap": 3.0,
+        "logit_softcap": 4.0,
+        "embedding_scale": 5.0,
+        "residual_scale": 0.7,
+        "logit_divisor": 2.0,
+    },
 }
 
 
@@ -69,6 +89,7 @@ def test_counts_names_and_types(family):
         assert set(leaf.names) <= known
 
 
+@pytest.mark.slow
 def test_scanned_unrolled_and_rematerialised_layers_are_the_same():
     x = tokens()
     results = []
@@ -108,7 +129,8 @@ def test_the_unembedding_turns_hidden_states_into_logits(family):
     assert hidden.shape == (B, T, decoder.spec.n_embd)
     expected = logits(decoder, params, tokens())
     assert expected.dtype == jnp.float32
-    np.testing.assert_allclose(hidden @ unembedding(params, decoder.spec), expected, atol=1e-4, rtol=1e-4)
+    ours = capped(hidden @ unembedding(params, decoder.spec), decoder.spec.logit_softcap)
+    np.testing.assert_allclose(ours, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -119,6 +141,28 @@ def test_logits_depend_on_the_past_alone(family):
     changed = logits(decoder, params, x.at[:, 6].set((x[:, 6] + 1) % V))
     moved = jnp.abs(changed - logits(decoder, params, x)).max(axis=(0, 2)) > 1e-6
     assert moved.tolist() == [False] * 6 + [True] * (T - 6)
+
+
+@pytest.mark.parametrize(("options", "last"), [({"n_layers": 1}, 10), ({"window_layers": "wf"}, 11)])
+def test_no_layer_sees_beyond_its_window(options, last):
+    """One layer with a window of 5 sees 4 tokens back; a full layer after it sees all."""
+    decoder = model("mistral", **options)
+    params, x = lively(decoder), tokens()
+    y = x.at[:, 6].set((x[:, 6] + 1) % V)
+    moved = jnp.abs(logits(decoder, params, y) - logits(decoder, params, x)).max(axis=(0, 2)) > 1e-6
+    assert moved.tolist() == [6 <= at <= last for at in range(T)]
+    read = [apply(decoder, params, row, init_cache(decoder.spec, B), method="read")[0] for row in (x, y)]
+    assert (jnp.abs(read[0] - read[1]).max(axis=(0, 2)) > 1e-6).tolist() == moved.tolist()
+
+
+@pytest.mark.slow
+def test_layers_of_different_kinds_are_the_same_in_a_loop_and_unrolled():
+    x, results = tokens(), []
+    for scan_layers, remat in ((True, True), (False, False)):
+        decoder = model("gemma3", scan_layers=scan_layers, remat=remat)
+        loss = jax.jit(jax.value_and_grad(lambda p, d=decoder: (d.apply({"params": p}, x) ** 2).mean()))
+        results.append(loss(lively(decoder)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), *results)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,10 +12,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from holdfast.execution import Topology, TopologyConfig
 from holdfast.models.config import ModelSpec
 from holdfast.models.decoder import Decoder, init_cache
+from holdfast.models.family import decoder
 from holdfast.models.lora import fingerprint, fresh_adapters, merged
+from holdfast.models.parameters import leaves_of, trainable_for, tree_of
 from holdfast.optim.config import LoraConfig
-from holdfast.training.build import initial_params
-from holdfast.training.trainable import leaves_of, trainable_for, tree_of
+from holdfast.training.initial import initial_params
 
 MESH = Topology.build(TopologyConfig(), jax.devices()[:1]).mesh
 SPECS = {
@@ -27,17 +28,17 @@ TOKENS = jax.random.randint(jax.random.key(1), (2, 16), 0, 48)
 
 @functools.cache
 def base_of(spec: ModelSpec) -> dict[str, Any]:
-    return leaves_of(initial_params(spec, 0, MESH))
+    return leaves_of(initial_params(decoder(spec), 0, MESH))
 
 
 @functools.cache
 def adapted(spec: ModelSpec, *targets: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A base and fresh adapters on it, by path."""
     base = base_of(spec)
-    found = trainable_for([], LoraConfig(rank=4, targets=list(targets)), spec)
+    found = trainable_for([], LoraConfig(rank=4, targets=list(targets)), decoder(spec))
     assert found is not None
     assert found.lora is not None
-    return base, fresh_adapters(base, found.lora.shapes(spec), found.lora.scale, seed=0)
+    return base, fresh_adapters(base, found.lora.shapes(decoder(spec)), found.lora.scale, seed=0)
 
 
 def moved(adapters: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from holdfast import registry
 from holdfast.config import build, configure, merge
 from holdfast.errors import ConfigError, UserError
 from holdfast.models import ArchitectureConfig, ModelSpec, check_divisible, resolve
+from holdfast.models.config import LATER
+from holdfast.models.family import decoder
 
 
 def spec_of(preset="tiny", vocab_size=257, block_size=64, **values):
@@ -74,6 +76,8 @@ def test_the_vocabulary_is_the_tokenizers_or_larger():
         ("architecture/head_dim", {"head_dim": 7}),
         ("architecture/head_dim", {"rope_pct": 0.01}),
         ("architecture/block_size", {"block_size": 0}),
+        ("architecture/window_layers", {"window": 4, "window_layers": "wx"}),
+        ("architecture/rope_layers", {"rope_layers": ""}),
     ],
 )
 def test_what_cannot_work_is_refused_by_path(path, values):
@@ -106,7 +110,15 @@ def test_a_preset_with_unknown_keys_is_refused(monkeypatch):
 def test_a_spec_is_hashable_and_complete():
     spec = spec_of()
     assert hash(spec) == hash(dataclasses.replace(spec))
-    assert None not in dataclasses.astuple(spec)
+    off = {"window", "window_rope_base", "attention_scale", "attention_softcap", "logit_softcap"}
+    assert {name for name, value in dataclasses.asdict(spec).items() if value is None} == off
+
+
+def test_a_manifest_names_later_options_only_where_they_are_on():
+    assert not set(LATER) & set(decoder(spec_of()).described())
+    described = decoder(spec_of(window=4, window_layers="wfwf", block_size=8)).described()
+    assert {name for name in LATER if name in described} == {"window", "window_layers"}
+    assert (described["window_layers"], ModelSpec(**described).windows) == ("wf", (4, None, 4, None))
 
 
 def test_flops_grow_with_visible_keys_and_triple_in_training():

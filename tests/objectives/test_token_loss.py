@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast import registry
-from holdfast.objectives.penalties.kinds import TokenPenalty
-from holdfast.objectives.token_loss import token_kl, token_loss, token_nll
+from holdfast.methods import TokenPenalty
+from holdfast.objectives.token_loss import Penalised, token_kl, token_loss, token_nll
 
 R, T, D, V = 3, 10, 8, 17
 Z_LOSS, BETA = 0.1, 0.7
@@ -36,7 +36,11 @@ def case():
     }
 
 
-def loss(case, hidden, matrix, name=None, *, beta=BETA, z_loss=0.0, chunk_tokens=None, **changes):
+def penalty_of(name):
+    return name if isinstance(name, TokenPenalty) else registry.penalties.get(name)
+
+
+def loss(case, hidden, matrix, name=None, *, beta=BETA, z_loss=0.0, chunk_tokens=None, softcap=None, **changes):
     case = {**case, **changes}
     return token_loss(
         hidden,
@@ -44,12 +48,11 @@ def loss(case, hidden, matrix, name=None, *, beta=BETA, z_loss=0.0, chunk_tokens
         case["targets"],
         case["ce_weights"],
         z_loss=z_loss,
-        penalty=name if name is None or isinstance(name, TokenPenalty) else registry.penalties.get(name),
-        beta=beta,
+        penalties=() if name is None else (Penalised(penalty_of(name), beta, case["penalty_weights"]),),
         reference_hidden=case["reference_hidden"],
         reference_unembedding_DV=case["reference_matrix"],
-        penalty_weights=case["penalty_weights"],
         chunk_tokens=chunk_tokens,
+        softcap=softcap,
     )
 
 
@@ -93,7 +96,7 @@ def test_equals_the_plain_formula(case, name, chunk_tokens):
 def test_aux_holds_the_unweighted_parts_and_no_gradient(case):
     total, aux = loss(case, case["hidden"], case["matrix"], "forward", z_loss=Z_LOSS)
     np.testing.assert_allclose(total, aux.ce + Z_LOSS * aux.z + BETA * aux.penalty, rtol=1e-6)
-    zero = jax.grad(lambda h: sum(loss(case, h, case["matrix"], "forward")[1]))(case["hidden"])
+    zero = jax.grad(lambda h: sum(jax.tree.leaves(loss(case, h, case["matrix"], "forward")[1])))(case["hidden"])
     assert not zero.any()
 
 
@@ -165,8 +168,7 @@ def test_logits_of_the_batch_are_never_held():
                 m,
                 targets,
                 weights,
-                penalty=registry.penalties.get("forward"),
-                beta=0.1,
+                penalties=(Penalised(registry.penalties.get("forward"), 0.1),),
                 reference_hidden=hidden + 1,
                 reference_unembedding_DV=matrix,
                 chunk_tokens=chunk_tokens,
@@ -220,10 +222,10 @@ def test_any_chunk_size_gives_every_token_once(rows, length, chunk_tokens, seed)
 def test_a_tied_matrix_gives_the_same_and_is_not_copied_transposed(case, name, chunk_tokens) -> None:
     def tied(hidden, embedding):
         return token_loss(
-            hidden, embedding.T, case["targets"], case["ce_weights"], z_loss=Z_LOSS, beta=BETA, tied=True,
-            penalty=None if name is None else registry.penalties.get(name), chunk_tokens=chunk_tokens,
+            hidden, embedding.T, case["targets"], case["ce_weights"], z_loss=Z_LOSS, tied=True,
+            penalties=() if name is None else (Penalised(penalty_of(name), BETA, case["penalty_weights"]),),
             reference_hidden=case["reference_hidden"], reference_unembedding_DV=case["reference_matrix"],
-            penalty_weights=case["penalty_weights"],
+            chunk_tokens=chunk_tokens,
         )[0]  # fmt: skip
 
     def untied(hidden, matrix):
@@ -237,3 +239,82 @@ def test_a_tied_matrix_gives_the_same_and_is_not_copied_transposed(case, name, c
     np.testing.assert_allclose(embedding_gradient, matrix_expected.T, atol=1e-6)
     compiled = jax.jit(jax.grad(tied, (0, 1))).lower(case["hidden"], embedding).compile().as_text()
     assert f"f32[{D},{V}]{{1,0}} copy(" not in compiled
+
+
+def test_several_penalties_add_with_their_weights(case):
+    def both(hidden, matrix):
+        terms = [Penalised(penalty_of(name), beta, case["penalty_weights"]) for name, beta in TERMS.items()]
+        return token_loss(
+            hidden, matrix, case["targets"], case["ce_weights"], penalties=terms, chunk_tokens=7,
+            reference_hidden=case["reference_hidden"], reference_unembedding_DV=case["reference_matrix"],
+        )  # fmt: skip
+
+    TERMS = {"forward": 0.5, "reverse": 0.25}
+    hidden, matrix = case["hidden"], case["matrix"]
+    total, aux = both(hidden, matrix)
+    alone = {name: loss(case, hidden, matrix, name, chunk_tokens=7)[1].penalty for name in TERMS}
+    np.testing.assert_array_equal(aux.penalties, list(alone.values()))
+    np.testing.assert_allclose(total, aux.ce + sum(TERMS[name] * alone[name] for name in TERMS), rtol=1e-6)
+    found = jax.grad(lambda h: both(h, matrix)[0])(hidden)
+    parts = [jax.grad(lambda h, n=n, b=b: loss(case, h, matrix, n, beta=b)[0])(hidden) for n, b in TERMS.items()]
+    plain_ce = jax.grad(lambda h: loss(case, h, matrix)[0])(hidden)
+    np.testing.assert_allclose(found, sum(parts) - plain_ce, atol=1e-6)
+
+
+def test_token_weights_multiply_the_cross_entropy_and_leave_its_record_alone(case):
+    """By the formula: each token's weight times the probability of its target, without gradient through it."""
+
+    def probability(memory, logp, _reference_logp, targets):
+        return memory * jnp.exp(jnp.take_along_axis(logp, targets[:, None], 1)[:, 0])
+
+    def weighted(hidden, scale=2.0):
+        return token_loss(
+            hidden, case["matrix"], case["targets"], case["ce_weights"],
+            token_weights=[(probability, jnp.float32(scale))], chunk_tokens=7,
+        )  # fmt: skip
+
+    def textbook(hidden):
+        logp = jax.nn.log_softmax(hidden @ case["matrix"])
+        picked = jnp.take_along_axis(logp, jnp.maximum(case["targets"], 0)[..., None], -1)[..., 0]
+        counted = jnp.where(case["targets"] >= 0, case["ce_weights"], 0)
+        return (counted * 2.0 * jax.lax.stop_gradient(jnp.exp(picked)) * -picked).sum()
+
+    total, aux = weighted(case["hidden"])
+    np.testing.assert_allclose(total, textbook(case["hidden"]), rtol=1e-5)
+    np.testing.assert_array_equal(aux.ce, loss(case, case["hidden"], case["matrix"], chunk_tokens=7)[1].ce)
+    gradient = jax.grad(lambda h: weighted(h)[0])(case["hidden"])
+    np.testing.assert_allclose(gradient, jax.grad(textbook)(case["hidden"]), atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 6])
+@pytest.mark.parametrize("name", [None, "nll_difference", "forward", "reverse"])
+def test_capped_logits_have_the_gradient_of_the_plain_formula(case, name, chunk_tokens):
+    cap = 1.5
+
+    def bounded(case, hidden, matrix, name, *, z_loss):
+        """The textbook on logits that were bounded before: an identity matrix makes logits of logits."""
+        logits = cap * jnp.tanh(hidden @ matrix / cap)
+        reference = cap * jnp.tanh(case["reference_hidden"] @ case["reference_matrix"] / cap)
+        both = {**case, "reference_hidden": reference, "reference_matrix": jnp.eye(V)}
+        return plain(both, logits, jnp.eye(V), name, z_loss=z_loss)
+
+    assert jnp.abs(case["hidden"] @ case["matrix"]).max() > 2 * cap
+    got, got_grads = gradients(loss, case, name, z_loss=Z_LOSS, chunk_tokens=chunk_tokens, softcap=cap)
+    expected, expected_grads = gradients(bounded, case, name, z_loss=Z_LOSS)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    for one, other in zip(got_grads, expected_grads, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_capped_nll_and_divergences(case):
+    cap = 1.5
+    logits, reference = (
+        cap * jnp.tanh(case[hidden] @ case[matrix] / cap)
+        for hidden, matrix in (("hidden", "matrix"), ("reference_hidden", "reference_matrix"))
+    )
+    arrays = (case["hidden"], case["matrix"], case["reference_hidden"], case["reference_matrix"])
+    nll = token_nll(case["hidden"], case["matrix"], case["targets"], softcap=cap)
+    np.testing.assert_allclose(nll, token_nll(logits, jnp.eye(V), case["targets"]), rtol=1e-5, atol=1e-6)
+    expected = token_kl(logits, jnp.eye(V), reference, jnp.eye(V))
+    for one, other in zip(token_kl(*arrays, softcap=cap), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)

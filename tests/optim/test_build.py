@@ -17,10 +17,7 @@ from holdfast.optim import (
     decay_mask,
     state_shardings,
 )
-from holdfast.optim.optimizers.adafactor import AdafactorConfig
-from holdfast.optim.optimizers.adamw import AdamWConfig
-from holdfast.optim.optimizers.muon import MuonConfig, matrix_axes
-from holdfast.optim.optimizers.sgd import SGDConfig
+from holdfast.optim.optimizers import AdafactorConfig, AdamWConfig, MuonConfig, SGDConfig, matrix_axes
 
 NAMES = ["adafactor", "adamw", "lion", "muon", "sgd"]
 STEPS = 20
@@ -77,6 +74,7 @@ def references(config):
         rates,
         adam_b2=0.95,
         consistent_rms=0.2,
+        nesterov=False,
         weight_decay=decay,
         muon_weight_dimension_numbers=matrix_axes,
     )
@@ -89,10 +87,31 @@ def references(config):
     }
 
 
+def test_the_adam_part_of_muon_is_plain_adam():
+    optimizer, rates = build_optimizer("muon", OptimConfig(weight_decay=0.0, clip_norm=0.0)), schedule()
+    ours = train(optimizer.init, lambda grads, state, params, step: optimizer.update(grads, state, params, rates(step)))
+    adam = optax.adam(rates, 0.9, 0.95)
+
+    # Gradients of a parameter depend on that parameter alone, so that Adam may be run on all of them.
+    theirs = train(adam.init, lambda grads, state, params, _: adam.update(grads, state, params))
+    for name, leaf in (("embed", "embedding"), ("mlp", "bias"), ("norm", "scale")):
+        np.testing.assert_allclose(ours[name][leaf], theirs[name][leaf], rtol=1e-6, atol=1e-7)
+    assert np.abs(ours["mlp"]["kernel"] - theirs["mlp"]["kernel"]).max() > 1e-3
+
+
+def test_muon_keeps_the_state_of_optax_so_that_older_checkpoints_restore():
+    params = jax.eval_shape(parameters)
+    ours = build_optimizer("muon", OptimConfig(weight_decay=0.0, clip_norm=0.0)).transformation
+    theirs = optax.chain(contrib.muon(1.0, muon_weight_dimension_numbers=matrix_axes))
+    assert jax.tree.structure(jax.eval_shape(ours.init, params)) == jax.tree.structure(
+        jax.eval_shape(theirs.init, params)
+    )
+
+
 PLUGIN = {
     "sgd": SGDConfig(momentum=0.9, nesterov=True),
     "adafactor": AdafactorConfig(min_dim_size_to_factor=4),
-    "muon": MuonConfig(),
+    "muon": MuonConfig(nesterov=False),  # Optax's muon has Nesterov's Adam beside Nesterov's momentum
     "adamw": AdamWConfig(),
 }
 

@@ -6,14 +6,14 @@ import sys
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from holdfast import registry
 from holdfast.config import build, configure
 from holdfast.errors import ConfigError, UserError
 from holdfast.optim import OptimConfig, PiecewiseSchedule, ScheduleContext, build_schedule, learning_rates
-from holdfast.optim.schedules.infinite import InfiniteConfig
+from holdfast.optim.schedules import InfiniteConfig
 
 NAMES = ["constant", "cosine", "cosine_rewarm", "infinite", "linear", "wsd", "wsds"]
 
@@ -43,35 +43,92 @@ def test_warm_up(name):
 
 
 def test_wsd_joins():
-    np.testing.assert_allclose(rates("wsd", [10, 11, 89, 90, 91, 99]), [1, 1, 1, 1, 0.91, 0.19], rtol=1e-6)
+    np.testing.assert_allclose(
+        rates("wsd", [10, 11, 88, 89, 90, 91, 98, 99, 100]), [1, 1, 1, 1, 0.91, 0.82, 0.19, 0.1, 0.1], rtol=1e-6
+    )
     to_zero = context(optim=OptimConfig(final_lr_ratio=0.0))
-    np.testing.assert_allclose(learning_rates(build_schedule("wsd", to_zero), [90, 99, 100]), [1, 0.1, 0], atol=1e-7)
+    np.testing.assert_allclose(learning_rates(build_schedule("wsd", to_zero), [89, 98, 99]), [1, 0.1, 0], atol=1e-7)
 
 
 def test_wsds_joins():
-    steps = [10, 59, 60, 61, 69, 70, 71, 99, 500]
-    np.testing.assert_allclose(rates("wsds", steps), [1, 1, 1, 0.91, 0.19, 0.1, 0.1, 0.1, 0.1], rtol=1e-6)
+    steps = [10, 58, 59, 60, 61, 68, 69, 70, 71, 99, 500]
+    want = [1, 1, 1, 0.91, 0.82, 0.19, 0.1, 0.1, 0.1, 0.1, 0.1]
+    np.testing.assert_allclose(rates("wsds", steps), want, rtol=1e-6)
 
 
 def test_cosine_and_linear():
-    np.testing.assert_allclose(rates("cosine", [10, 55, 100]), [1, 0.55, 0.1], rtol=1e-6)
-    np.testing.assert_allclose(rates("linear", [10, 55, 100]), [1, 0.55, 0.1], rtol=1e-6)
+    for name in ("cosine", "linear"):
+        # From step 10 to the last one, step 100, over 90 steps.
+        np.testing.assert_allclose(rates(name, [10, 55, 100, 101], total_steps=101), [1, 0.55, 0.1, 0.1], rtol=1e-6)
     assert rates("cosine", [20])[0] > rates("linear", [20])[0]
 
 
 def test_cosine_rewarm_joins():
-    steps = [0, 5, 59, 60, 61, 62, 64, 99]
+    steps = [0, 5, 58, 59, 60, 61, 62, 64, 98, 99]
     got = rates("cosine_rewarm", steps, stage_starts=(0, 60), warmup_pct=0.1)
     tail = lambda u: 0.1 + 0.9 * (1 + np.cos(np.pi * u)) / 2  # noqa: E731
-    want = [1 / 7, 1 / 7 + (6 / 7) * 5 / 6, tail(53 / 54), 0.1, 0.325, 0.55, 1.0, tail(35 / 36)]
+    want = [1 / 7, 1 / 7 + (6 / 7) * 5 / 6, tail(52 / 53), 0.1, 0.1, 0.325, 0.55, 1.0, tail(34 / 35), 0.1]
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def test_infinite_joins():
-    steps = [10, 20, 29, 30, 31, 89, 90, 95, 100]
-    half = (1 + 0.5) / 2
-    near = 0.5 + 0.5 * (1 + np.cos(np.pi * 19 / 20)) / 2
-    np.testing.assert_allclose(rates("infinite", steps), [1, half, near, 0.5, 0.5, 0.5, 0.5, 0.3, 0.1], rtol=1e-5)
+    steps = [10, 28, 29, 30, 31, 88, 89, 90, 95, 98, 99]
+    near = 0.5 + 0.5 * (1 + np.cos(np.pi * 18 / 19)) / 2
+    want = [1, near, 0.5, 0.5, 0.5, 0.5, 0.5, 0.46, 0.26, 0.14, 0.1]
+    np.testing.assert_allclose(rates("infinite", steps), want, rtol=1e-5)
+
+
+DECAYING = ["cosine", "cosine_rewarm", "infinite", "linear", "wsd", "wsds"]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    name=st.sampled_from(DECAYING),
+    total=st.integers(2, 3000),
+    lr=st.floats(1e-6, 10),
+    ratio=st.floats(0, 1),
+    warmup=st.floats(0, 0.3),
+    tail=st.floats(0, 0.3),
+    decay_steps=st.integers(1, 500),
+    data=st.data(),
+)
+def test_the_last_step_has_exactly_the_final_learning_rate(name, total, lr, ratio, warmup, tail, decay_steps, data):
+    decay = min(decay_steps / total, 0.3)
+    assume(round(decay * total) >= 1)
+    cut = data.draw(st.integers(0, total - 1))
+    optim = OptimConfig(final_lr_ratio=ratio)
+    ctx = ScheduleContext(lr, total, tuple(sorted({0, cut})), warmup, decay, tail, optim)
+    lengths = ctx.steps("warmup_pct", "decay_pct", "constant_pct")
+    assume(lengths[1] >= 1 and lengths[0] < total)
+    options = InfiniteConfig(cooldown_pct=0.2, constant_lr_ratio=1.0)
+    assume(lengths[0] + lengths[1] + round(0.2 * total) <= total)
+    assume(total - cut > round(warmup * (total - cut)))  # the last stage has more than its warm-up
+    schedule = build_schedule(name, ctx, options if name == "infinite" else None)
+    values = learning_rates(schedule, np.arange(total + 2))
+    final = np.float32(lr * ratio)
+    assert values[total - 1] == values[total] == values[total + 1] == final
+    assert np.asarray(jax.jit(schedule)(np.int32(total - 1))) == final
+
+
+@pytest.mark.parametrize("name", DECAYING)
+@pytest.mark.parametrize("decay", [1, 2, 3])
+def test_short_decays_do_something(name, decay):
+    """In a run of 20 steps: each step of the decay is lower than the one before it, and the last one is final."""
+    shares = {"warmup_pct": 0.0, "decay_pct": decay / 20, "constant_pct": 0.0}
+    if name in ("cosine", "linear", "cosine_rewarm"):  # these decay all the way
+        got = rates(name, list(range(decay + 1)), total_steps=decay + 1, **shares)
+    else:
+        options = InfiniteConfig(cooldown_pct=0.0, constant_lr_ratio=1.0)
+        schedule = build_schedule(name, context(total_steps=20, **shares), options if name == "infinite" else None)
+        got = learning_rates(schedule, np.arange(20 - decay - 1, 20)).tolist()
+    assert got[0] == 1.0
+    np.testing.assert_allclose(np.diff(got) < 0, True)
+    assert got[-1] == np.float32(0.1)
+
+
+def test_a_schedule_of_one_step_is_its_end():
+    assert rates("cosine", [0], total_steps=1, warmup_pct=0.0) == [np.float32(0.1)]
+    assert rates("wsd", [0], total_steps=1, warmup_pct=0.0, decay_pct=1.0) == [np.float32(0.1)]
 
 
 def test_plugin_config_reaches_the_schedule():

@@ -11,19 +11,24 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from benchmarks.campaign.malformed import renamed
 
 from data_examples import SHARED
 from fake_runs import FakeRun
 from holdfast.execution.files import run_lock
 from holdfast.report import compare, write_report
 from holdfast.report.chart import number
+from holdfast.report.export import in_unit
 from holdfast.report.run_files import read_results
 from served_board import Served
 
 pytestmark = pytest.mark.slow
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install selenium)")
+
+Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed").Keys
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -83,7 +88,12 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("the shared real data is not here (HOLDFAST_SHARED names its folder)")
     folder = tmp_path_factory.mktemp("real")
     (folder / "real.yaml").write_text(REAL)
-    environment = {**os.environ, "HOLDFAST_DATA": str(SHARED / "data"), "HOLDFAST_CACHE": str(folder / "cache")}
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "",
+        "HOLDFAST_DATA": str(SHARED / "data"),
+        "HOLDFAST_CACHE": str(folder / "cache"),
+    }
     command = [sys.executable, "-m", "holdfast", "run", "real.yaml", "--out", "runs"]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
@@ -162,13 +172,16 @@ def test_the_numbers_in_the_page_are_those_of_the_results(browser: Any, either: 
     results = read_results(run)
     script = "return [...document.querySelectorAll(arguments[0])].map(e => [e.dataset.value, e.firstChild.textContent])"
     for measure, rows in results["matrix"].items():
-        columns = [j for j in range(len(results["tasks"])) if any(row[j] is not None for row in rows)]
+        homes = results["homes"]
+        in_order = sorted(range(len(homes)), key=lambda j: homes[j])
+        columns = [j for j in in_order if any(row[j] is not None for row in rows)]
         expected = [row[j] for row in rows for j in columns]
         found = browser.execute_script(script, f'[data-matrix="matrix_{measure}"] td[data-value]')
         assert [float(exact) if exact else None for exact, _ in found] == expected
         assert [shown for _, shown in found] == [number(value) for value in expected]
     for measure in ("accuracy", "bits_per_byte", "nll"):
-        for metric, value in results["metrics"][measure].items():
+        for metric, raw in results["metrics"][measure].items():
+            value = in_unit(measure, metric, raw)
             [[exact, shown]] = browser.execute_script(script, f'[data-metric="{measure}/{metric}"]')
             assert (float(exact) if exact else None, shown) == (value, number(value))
 
@@ -225,7 +238,45 @@ def test_the_comparison_opens(browser: Any, run: Path, tmp_path: Path) -> None:
     assert {address for address in requests(browser) if address != "data:,"} == {page.as_uri()}
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
     [dot, *_] = visible(browser, "#plane_bits_per_byte circle[data-tip]")
-    assert "learned new" in point_at(browser, dot, 0.5)
+    assert "change of the old" in point_at(browser, dot, 0.5)
+
+
+@pytest.mark.parametrize(("width", "hinted"), [(1280, False), (390, True)])
+def test_wide_tables_say_that_they_scroll(browser: Any, run: Path, tmp_path: Path, width: int, hinted: bool) -> None:
+    FakeRun(tmp_path / "kept", kept=0.9, lr=2e-3).go()
+    page = compare.write_page(compare.compare([tmp_path / "kept", run]), tmp_path / "compare.html")
+    look(browser, page.as_uri(), width)
+    [box] = visible(browser, "#outcomes .scroll")
+    assert until(lambda: ("wide" in (box.get_attribute("class") or "").split()) == hinted)
+    hint = browser.execute_script("return getComputedStyle(arguments[0], '::before').content", box)
+    assert ("sideways" in hint) == hinted
+    if hinted:
+        browser.execute_script("arguments[0].scrollLeft = 9999", box)
+        assert until(lambda: "more" not in (box.get_attribute("class") or "").split())
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    align = "return getComputedStyle(document.querySelector(arguments[0])).textAlign"
+    assert browser.execute_script(align, "#outcomes td .lost") in ("left", "start")
+    assert browser.execute_script(align, "#outcomes td.number") == "right"
+
+
+@pytest.mark.parametrize("width", [1280, 900])
+def test_the_board_never_breaks_inside_a_name(browser: Any, tmp_path: Path, width: int) -> None:
+    for name in ("general/quickstart/plain", "general/quickstart/holdfast"):
+        FakeRun(tmp_path / name).go()
+    served = Served(tmp_path)
+    script = """
+        const range = document.createRange();
+        const lines = (node) => { range.selectNodeContents(node); return range.getClientRects().length; };
+        const texts = (link) => [...link.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE);
+        return [...document.querySelectorAll("#runs a")].flatMap(texts).map(lines);
+    """
+    try:
+        look(browser, f"http://127.0.0.1:{served.port}/", width)
+        assert browser.execute_script(script) == [1] * 6  # every folder and every name on one line
+        assert not visible(browser, "#runs th:nth-child(7)"), "nothing runs: there is no speed to show"
+        browser.get("about:blank")  # the page asks again and again, also when its board is gone
+    finally:
+        served.close()
 
 
 def until(said: Callable[[], bool], seconds: float = 15) -> bool:
@@ -290,3 +341,124 @@ def test_the_board_moves_without_reload(browser: Any, tmp_path: Path) -> None:
         ended.set()
         worker.join(30)
         served.close()
+
+
+PAYLOADS = (
+    "<img src=x onerror=window.hit=1>",
+    "\"'><svg onload=window.hit=2>",
+    "</script></style></title><script>window.hit=3</script>",
+    "javascript:window.hit=4",
+    "${7*7}{{7*7}}$body<b onclick=window.hit=5 style=position:fixed>",
+)
+
+
+def nothing_was_run(browser: Any) -> None:
+    assert browser.execute_script("return window.hit === undefined")
+    brought = (
+        "img, iframe, object, embed, script[src], [onerror], [onload], [onclick], [style]:not(#tip), a[href^='java']"
+    )
+    assert browser.execute_script("return document.querySelectorAll(arguments[0]).length", brought) == 0
+    assert errors(browser) == []
+
+
+def test_no_name_or_text_is_run(browser: Any, tmp_path: Path) -> None:
+    names = []
+    for index, payload in enumerate(PAYLOADS):
+        names.append(f"{index} {payload.replace('/', '')}")
+        renamed(FakeRun(tmp_path / names[-1], stages=3, steps=8, kept=0.0).go().path, payload)
+        (tmp_path / names[-1] / "evil.html").write_text(
+            f"<title>evil</title>{PAYLOADS[0]}<script>window.hit=6</script>"
+        )
+    served = Served(tmp_path)
+    address = f"http://127.0.0.1:{served.port}"
+    runs = "&".join(f"run={quote(name)}" for name in names)
+    try:
+        for name in names:
+            look(browser, write_report(tmp_path / name, pictures=False).as_uri())
+            assert PAYLOADS[names.index(name)] in browser.execute_script("return document.body.textContent")
+            nothing_was_run(browser)
+            look(browser, f"{address}/run/{quote(name)}")
+            nothing_was_run(browser)
+        tasks = "&".join(f"metric={quote(f'bits_per_byte/stories {payload}')}" for payload in PAYLOADS)
+        look(browser, f"{address}/?{runs}&{tasks}&measure=accuracy&filter=&metric={quote(PAYLOADS[0])}")
+        assert until(lambda: len(visible(browser, "#charts figure")) == len(PAYLOADS))
+        assert until(lambda: len(visible(browser, "#matrices table")) == len(PAYLOADS))
+        nothing_was_run(browser)
+        look(browser, f"{address}/compare?{runs}")
+        assert visible(browser, "#outcomes")
+        nothing_was_run(browser)
+        look(browser, f"{address}/")
+        browser.get(f"{address}/files/{quote(names[0])}/evil.html")  # stored, not opened
+        assert browser.title == "Holdfast board"
+        browser.get("about:blank")
+    finally:
+        served.close()
+
+
+def test_the_board_with_a_thousand_runs_and_a_live_one(browser: Any, tmp_path: Path) -> None:
+    first = FakeRun(tmp_path / "runs" / "sweep" / "r000", probes=False).go()
+    texts = {name: (first.path / name).read_bytes() for name in ("config.yaml", "metrics.jsonl", "results.json")}
+    for number_ in range(1, 999):
+        folder = first.path.with_name(f"r{number_:03}")
+        folder.mkdir()
+        for name, data in texts.items():
+            (folder / name).write_bytes(data)
+    live = FakeRun(tmp_path / "runs" / "now" / "live", seed=2, kept=0.9)
+    served = Served(tmp_path / "runs")
+    try:
+        with run_lock(live.path):
+            live.go(60)
+            look(browser, f"http://127.0.0.1:{served.port}/")
+            assert len(browser.find_elements("css selector", "#runs tbody tr")) == 1000
+            _choose_by_keys(browser)
+            ends = "return [...document.querySelectorAll('#charts svg')].map(e => e.getAttribute('aria-label'))"
+            before = browser.execute_script(ends)
+            live.go(100)
+            assert until(lambda: browser.execute_script(ends) != before), "it follows without a reload"
+            _look_closer(browser)
+            link = browser.current_url
+            shown = browser.execute_script("return document.querySelector('#charts path.line').getAttribute('d')")
+            look(browser, link)
+            path = "const p = document.querySelector('#charts path.line'); return p && p.getAttribute('d')"
+            assert until(lambda: browser.execute_script(path) == shown), "the address is the view"
+            assert browser.find_element("id", "smooth").get_property("value") == "0.5"
+            assert until(lambda: len(visible(browser, "#matrices table")) == 2)
+        for width, scheme in SIZES:
+            look(browser, link, width, scheme)
+            assert until(lambda: bool(visible(browser, "#charts svg path.line")))
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+            assert errors(browser) == []
+        browser.get("about:blank")
+    finally:
+        served.close()
+
+
+def _choose_by_keys(browser: Any) -> None:
+    """Find and tick two runs without a pointer."""
+    page = browser.find_element("css selector", "body")
+    for name in ("now/live", "r123"):
+        page.send_keys("/")
+        field = browser.switch_to.active_element
+        assert field.get_attribute("id") == "filter"
+        field.clear()
+        field.send_keys(name)
+        assert until(lambda: len(visible(browser, "#runs tbody tr")) == 1)
+        visible(browser, "#runs tbody input")[0].send_keys(" ")
+        browser.find_element("css selector", ".list").send_keys("")
+    assert until(lambda: len(visible(browser, "#charts path.line")) >= 3)
+    assert "run=now%2Flive&run=sweep%2Fr123" in browser.current_url
+
+
+def _look_closer(browser: Any) -> None:
+    """Smooth, read and zoom with the keys of a focused chart."""
+    script = "const e = document.getElementById('smooth'); e.value = 0.5; e.dispatchEvent(new Event('input'))"
+    browser.execute_script(script)
+    assert until(lambda: bool(visible(browser, "#charts path.faint")))
+    svg = visible(browser, "#charts svg")[0]
+    svg.send_keys(Keys.ARROW_RIGHT)
+    assert "live" in browser.find_element("id", "tip").text
+    assert "live" in browser.find_element("id", "said").get_property("textContent")
+    svg.send_keys("+")
+    assert until(lambda: "low=" in browser.current_url)
+    assert visible(browser, "#charts svg")[0].get_attribute("aria-label").startswith("train/loss over tokens")
+    time.sleep(1)  # the finer curve is on its way

@@ -11,15 +11,25 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fake_runs import FakeRun
+from fake_runs import NAMES, FakeRun
 from holdfast import results
 from holdfast.errors import UserError
 from holdfast.evaluation.statistics import pareto
-from holdfast.report import compare
-from holdfast.report.chart import limits, thin, ticks
-from holdfast.report.export import find_runs
-from holdfast.report.groups import Group, best_group, compute, config_differences, grouped, new_tokens, seed_difference
-from holdfast.report.run_files import open_run, read_results
+from holdfast.report import compare, compare_charts
+from holdfast.report.chart import limits, number, thin, ticks
+from holdfast.report.export import better, find_runs
+from holdfast.report.groups import (
+    Group,
+    best_group,
+    compute,
+    config_differences,
+    grouped,
+    new_tokens,
+    outcomes,
+    seed_difference,
+)
+from holdfast.report.run_files import Run, open_run, read_results
+from holdfast.report.verdicts import Verdict
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +180,176 @@ def test_the_terminal_has_a_line_a_group(folder: Path) -> None:
     whole = compare.compare([folder / "*"])
     seeds = zip(whole.groups, whole.differences()["training/seed"], strict=True)
     assert {group.name: value for group, value in seeds}["half"] == "0"
+
+
+def said(found: compare.Comparison, width: int = 400) -> str:
+    """What the terminal shows, on lines so wide that none is broken."""
+    console = Console(record=True, width=width, file=io.StringIO())
+    compare.print_comparison(found, console)
+    return console.export_text()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> compare.Comparison:
+    """Two runs of one seed each: one that forgets, and one that keeps everything."""
+    root = tmp_path_factory.mktemp("pair")
+    FakeRun(root / "plain", kept=0.0, probes=False).go()
+    FakeRun(root / "anchor", kept=1.0, lr=2e-3, probes=False).go()
+    return compare.compare([root / "plain", root / "anchor"])
+
+
+def test_it_opens_with_what_was_kept_and_lost(pair: compare.Comparison) -> None:
+    [sentence] = pair.sentences()
+    first, second = (outcomes(group)["stories"] for group in pair.groups)
+    assert sentence.startswith("anchor kept stories, mnli")
+    assert "which plain forgot" in sentence
+    assert (
+        f"stories ended at {number(first.now, 3)} bits per byte with plain ({number(first.after, 3)} after its stage) "
+        f"and {number(second.now, 3)} with anchor ({number(second.after, 3)})" in sentence
+    )
+    assert "mnli at accuracy" in sentence
+    assert said(pair).startswith(sentence)
+    page = compare.render(pair)
+    assert re.findall(r'<p class="lead">(.*?)</p>', page) == [sentence]
+    assert page.index('class="lead"') < page.index('id="outcomes"') < page.index('data-chart="curves_bits_per_byte"')
+
+
+def test_every_other_group_is_told_beside_the_first(folder: Path) -> None:
+    found = compare.compare([folder / "plain-*", folder / "anchor-*", folder / "half"])
+    assert len(found.sentences()) == 2
+    assert all("bits per byte with plain (" in sentence for sentence in found.sentences())
+    assert not any("seeds" in sentence for sentence in found.sentences())
+
+
+def test_runs_without_a_common_task_say_so(folder: Path, tmp_path: Path) -> None:
+    FakeRun(tmp_path / "none", evaluate=False).go()
+    [sentence] = compare.compare([folder / "half", tmp_path / "none"]).sentences()
+    assert "no task in common" in sentence
+
+
+def test_the_table_has_each_task_in_its_own_unit(pair: compare.Comparison) -> None:
+    results_of = {group.name: read_results(group.runs[0].path) for group in pair.groups}
+    order = [(group.name, each.task) for group, each in pair.outcomes]
+    assert order == [(name, task) for task in NAMES for name in ("plain", "anchor")]
+    for group, each in pair.outcomes:
+        expected = results_of[group.name]
+        column, home = expected["tasks"].index(each.task), NAMES.index(each.task) + 1
+        rows = expected["matrix"][each.measure]
+        assert each.measure == ("accuracy" if each.task in ("mnli", "sst2") else "bits_per_byte")
+        assert (each.before, each.after, each.now) == (rows[home - 1][column], rows[home][column], rows[-1][column])
+        if home < 5:
+            assert each.change == rows[-1][column] - rows[home][column]
+            assert each.interval is not None
+            assert each.interval[0] <= each.change <= each.interval[1]
+
+
+def test_losses_are_never_negated(pair: compare.Comparison, tmp_path: Path) -> None:
+    page = compare.render(pair)
+    found = {
+        name: float(value) for name, value in re.findall(r'data-metric="([\w/]+)" data-value="([^"]+)"', page)
+    }  # of the last group
+    whole = read_results(pair.groups[-1].runs[0].path)["metrics"]
+    for measure in ("bits_per_byte", "nll"):
+        assert found[f"{measure}/average"] == -whole[measure]["average"] > 0
+        assert found[f"{measure}/backward_transfer"] == -whole[measure]["backward_transfer"]
+        assert found[f"{measure}/forgetting"] == whole[measure]["forgetting"]
+    assert found["accuracy/average"] == whole["accuracy"]["average"]
+    heads = re.findall(r"<th[^>]*>([^<]*, (?:higher|lower) is better)</th>", page)
+    assert {head for head in heads if head.startswith("forgetting")} == {"forgetting, lower is better"}
+    assert "negative" not in page
+    compare.write_latex(pair, tmp_path / "out.tex")
+    for line in (tmp_path / "out.tex").read_text().splitlines():
+        if line.startswith("bits per byte: at the end"):
+            assert "(lower is better)" in line
+            assert "$-" not in line
+
+
+def test_one_seed_has_no_spread_and_no_heading_of_one(pair: compare.Comparison, tmp_path: Path) -> None:
+    compare.write_latex(pair, tmp_path / "out.tex")
+    for text in (said(pair), compare.render(pair), (tmp_path / "out.tex").read_text()):
+        assert "over seeds" not in text
+        assert "±" not in text.replace("data-", "")
+        assert compare.ONE_SEED in text
+    assert "1 seed gives no verdict, 3 may" in compare.ONE_SEED
+
+
+def test_several_seeds_have_means_and_an_interval_over_them(folder: Path) -> None:
+    found = compare.compare([folder / "plain-*", folder / "anchor-*"])
+    for text in (said(found), compare.render(found)):
+        assert "over seeds" in text
+        assert "±" in text
+    outcome = outcomes(found.groups[0])["stories"]
+    assert outcome.over == "3 seeds"
+    assert outcome.spread is not None
+    changes = [outcomes(Group("one", (run,)))["stories"].change for run in found.groups[0].runs]
+    expected = seed_difference(dict.fromkeys(range(3), 0.0), dict(enumerate(changes)))  # type: ignore[arg-type]
+    assert expected is not None
+    assert outcome.interval == (expected.low, expected.high)
+
+
+def test_what_cannot_be_paired_has_no_interval(tmp_path: Path) -> None:
+    for name, kept in (("a", 0.0), ("b", 0.9)):
+        FakeRun(tmp_path / name, kept=kept, lr=1e-3 + kept, sums=False).go()
+    found = compare.compare([tmp_path / "a", tmp_path / "b"])
+    texts = [each for _, each in found.outcomes if each.measure == "bits_per_byte"]
+    assert texts
+    assert all(each.interval is None for each in texts)
+    assert not any(each.forgotten or each.kept for each in texts)
+    assert "stories ended at" in found.sentences()[0]
+
+
+def test_what_was_known_before_can_be_forgotten(pair: compare.Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(run: Run) -> list[Verdict]:
+        change = 0.02 if run.name == "anchor" else 1.0
+        word = "known before" if run.name == "anchor" else "forgotten"
+        ends = (change - 0.1, change + 0.1)
+        return [
+            Verdict("stories", "bits_per_byte", "stories stage", 1.0, 1.0, 1.0 + change, word, "known before", True,
+                    "after", change, ends, 64, "documents"),
+        ]  # fmt: skip
+
+    monkeypatch.setattr("holdfast.report.groups.verdicts", judged)
+    found = compare.Comparison(pair.runs, pair.names, pair.groups)
+    assert found.sentences()[0].startswith("anchor kept stories, which plain forgot")
+    assert "known before, forgotten" in said(found)
+    assert "+1 [0.9, 1.1]" in said(found)
+    page = compare.render(found)
+    assert "known before, forgotten" in page
+    assert "+1 [0.9, 1.1]" in page
+    assert "over 64 documents" in page
+
+
+def test_a_front_is_named_only_where_there_is_one(folder: Path, pair: compare.Comparison) -> None:
+    assert not re.search(r'data-chart="plane|data-toggle="front"', compare.render(pair))
+    found = compare.compare([folder / "*"])
+    for measure in ("bits_per_byte", "accuracy"):
+        chart = compare_charts.plane(found.groups, found.names_of, measure)
+        assert chart is not None
+        front = [line for line in chart.panels[0].lines if line.name == "front"]
+        assert all(len(line.x) > 1 for line in front)
+        assert ("front" in chart.legend) == ("front" in chart.note) == bool(front)
+        assert f"{better(measure)} is better" in chart.x_label
+        assert f"{better(measure)} is better" in chart.panels[0].label
+        points = [x for line in chart.panels[0].lines for x in line.x]
+        assert min(points) >= 0
+
+
+def test_one_run_that_surpasses_all_makes_no_front(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = compare.compare([folder / "plain-*", folder / "half"])
+    places = iter([(1.0, 0.0), (2.0, 1.0), (3.0, 2.0), (4.0, 3.0)])
+    monkeypatch.setattr(compare_charts, "new_and_old", lambda *_: next(places))
+    chart = compare_charts.plane(found.groups, found.names_of, "bits_per_byte")
+    assert chart is not None
+    assert "front" not in chart.legend
+
+
+def test_matrices_are_framed_along_the_diagonal(pair: compare.Comparison) -> None:
+    for measure in ("bits_per_byte", "accuracy"):
+        for drawn in compare_charts.group_heats(pair.groups, measure):
+            columns = range(len(drawn.columns))
+            framed = [row for column in columns for row, cells in enumerate(drawn.cells) if cells[column].home]
+            assert framed == sorted(framed)
+            assert len(framed) == len(drawn.columns)
 
 
 def test_csv_and_frame_hold_the_results(folder: Path, tmp_path: Path) -> None:

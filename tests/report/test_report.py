@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fake_runs import FakeRun
+from fake_runs import BATCH, NAMES, FakeRun
+from holdfast.data.plan import DataPlan
 from holdfast.errors import UserError
 from holdfast.report import open_run, print_summary, write_report
 from holdfast.report.chart import number
 from holdfast.report.examples import surely_forgotten
+from holdfast.report.figures import html_table
+from holdfast.report.heat import matrix_heat
+from holdfast.report.pictures import curriculum as curriculum_picture
 from holdfast.report.run_files import read_results
 from holdfast.report.verdicts import sentence, verdicts
 
@@ -83,15 +87,55 @@ def read_page(run: Path) -> Page:
 def test_the_numbers_of_the_report_are_those_of_the_results(finished: Path) -> None:
     page, results = read_page(finished), read_results(finished)
     assert set(page.matrices) == set(results["matrix"])
+    homes = results["homes"]
+    in_order = sorted(range(len(homes)), key=lambda j: homes[j])
+    assert in_order != sorted(in_order)  # results.json has evaluations first
     for measure, rows in results["matrix"].items():
-        columns = [j for j in range(len(results["tasks"])) if any(row[j] is not None for row in rows)]
+        columns = [j for j in in_order if any(row[j] is not None for row in rows)]
         assert page.matrices[measure][1:] == [[row[j] for j in columns] for row in rows]
     expected = {
-        f"{m}/{name}": value
+        f"{m}/{name}": value if m == "accuracy" or name == "forgetting" else -value
         for m in ("accuracy", "bits_per_byte", "nll")
         for name, value in results["metrics"][m].items()
     }
     assert page.metrics == expected
+
+
+def test_framed_cells_form_a_diagonal(finished: Path) -> None:
+    for measure in ("accuracy", "bits_per_byte", "nll", "kl_forward"):
+        drawn = matrix_heat(open_run(finished), measure)
+        assert drawn is not None
+        framed = [
+            row for column in range(len(drawn.columns)) for row, cells in enumerate(drawn.cells) if cells[column].home
+        ]
+        assert framed == sorted(framed)
+        assert len(framed) == len(drawn.columns)
+
+
+def test_every_number_has_its_own_unit_and_direction(finished: Path) -> None:
+    text = write_report(finished, pictures=False).read_text()
+    assert "negated" not in text
+    assert "count negative" not in text
+    for measure, metric, arrow in (
+        ("bits_per_byte", "average", "↓"),
+        ("bits_per_byte", "forgetting", "↓"),
+        ("accuracy", "forgetting", "↓"),
+        ("accuracy", "learning_accuracy", "↑"),
+    ):
+        found = re.search(rf'data-metric="{measure}/{metric}" data-value="([^"]*)">[^<]*</span> (.)', text)
+        assert found is not None
+        assert (float(found[1]) > 0, found[2]) == (True, arrow)
+    console = Console(record=True, width=160, file=io.StringIO())
+    print_summary(finished, console)
+    assert "losses count negative" not in console.export_text()
+
+
+def test_words_stand_left_and_numbers_right() -> None:
+    text = html_table(
+        ["task", "verdict", "now"], [["a", "learned", "3.5"], ["b", "–", "–"], ["c", "lost", "+3 [1, 2]"]]
+    )
+    assert "<td>learned</td>" in text
+    assert text.count('<td class="number">') == 3
 
 
 def test_the_report_stands_alone(finished: Path) -> None:
@@ -184,6 +228,80 @@ def test_unreadable_files_do_not_stop_a_report(finished: Path, tmp_path: Path) -
     for path in (run / "evaluations").rglob("*.jsonl"):
         path.write_text("not json\n")
     assert "learned" in read_page(run).ids["summary"]
+
+
+def keep_train_records(run: Path, steps: set[int]) -> None:
+    """Leave a run's train records at a few steps alone, as a large report_interval does."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [record for record in lines if record["kind"] != "train" or record["step"] in steps]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
+
+
+def drawn_at(run: Path, tokens: float) -> dict[str, float]:
+    """What the picture of the curriculum shows at a place."""
+    found = curriculum_picture.drawn(open_run(run))
+    assert found is not None
+    [piece] = [piece for piece in found.pieces if piece.start <= tokens < piece.end]
+    return {name: amount for name, amount in piece.amounts.items() if amount}
+
+
+@pytest.mark.parametrize("broken", ["", "config.yaml"], ids=["planned", "recorded"])
+def test_a_stage_with_one_record_shows_its_own_dataset(broken: str, tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", overlap=0.0).go()
+    keep_train_records(run.path, {40, 60, 120, 198, 200})  # stages of 40 steps: one record in each, two in the last
+    if broken:
+        (run.path / broken).write_text("job: [unclosed")
+    unit = run.curriculum.tokens_per_step
+    for stage, name in enumerate(NAMES):
+        for step in (40 * stage, 40 * stage + 1, 40 * stage + 39):
+            expected = {name: float(BATCH)}
+            if broken and stage == 3 and step < 198:
+                continue  # no record of this stage: the one after it counts
+            assert drawn_at(run.path, step * unit) == expected, (name, step)
+
+
+def test_the_curriculum_is_drawn_from_the_plan_to_the_last_row(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", overlap=0.7, steps=37, replay=0.1).go()
+    keep_train_records(run.path, {74})
+    plan, unit = DataPlan(run.curriculum, seed=0), run.curriculum.tokens_per_step
+    found = curriculum_picture.drawn(open_run(run.path))
+    assert found is not None
+    edges = {edge for start, end, _ in run.curriculum.segments() for edge in (start, end)}
+    assert {edge * unit for edge in edges} <= {0, *(each.end for each in found.pieces)}
+    for step in edges:
+        pieces = [each for each in found.pieces if each.end <= step * unit]
+        for source, count in plan.drawn_before(step).items():
+            rows = sum(each.amounts[source.name] * (each.end - each.start) / unit for each in pieces)
+            assert rows == pytest.approx(count, abs=1e-6)
+    assert [each.end for each in found.pieces[:-1]] == [each.start for each in found.pieces[1:]]
+    assert found.pieces[-1].end == plan.table.total_steps * unit
+
+
+def test_an_unfinished_run_shows_what_it_has_drawn(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run").go(50)
+    found = curriculum_picture.drawn(open_run(run.path))
+    assert found is not None
+    assert found.pieces[-1].end == 50 * run.curriculum.tokens_per_step
+
+
+def test_shares_of_tokens_need_no_data(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", overlap=0.0, mixture_unit="tokens").go()
+    found = curriculum_picture.drawn(open_run(run.path))
+    assert found is not None
+    assert "share" in found.label
+    assert drawn_at(run.path, 50 * run.curriculum.tokens_per_step) == {"mnli": 1.0}
+
+
+def test_a_long_plan_is_drawn_by_its_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = open_run(FakeRun(tmp_path / "run").go().path)
+    counted = curriculum_picture.drawn(run)
+    monkeypatch.setattr(curriculum_picture, "COUNTED_STEPS", 10)
+    shared = curriculum_picture.drawn(run)
+    assert counted is not None
+    assert shared is not None
+    for first, second in zip(counted.pieces, shared.pieces, strict=True):
+        assert (first.start, first.end) == (second.start, second.end)
+        assert all(abs(first.amounts[name] - second.amounts[name]) <= 1 for name in NAMES)
 
 
 def test_null_losses_are_drawn_as_gaps(finished: Path, tmp_path: Path) -> None:

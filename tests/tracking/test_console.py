@@ -27,7 +27,9 @@ def run(console: Console, seconds_per_step: float = 1.0) -> str:
         sink.log(Event("train", step, 100 * step, {"loss": 1 / step}))
         if step == 5:
             sink.log(Event("validation", step, 500, {"loss": 0.25, "sources": {"prose": 0.5}}))
-            sink.log(Event("evaluation", step, 500, {"scores": {"sst2": {"accuracy": 0.75}, "text[/x]": {"nll": 2.0}}}))
+            scores = {"sst2": {"accuracy": 0.75, "nll": 9.0}, "text[/x]": {"nll": 1.0, "bits_per_byte": 2.0}}
+            sink.log(Event("evaluation", step, 500, {"scores": scores, "row": 1, "at": "boundary_1"}))
+            sink.log(Event("evaluation", step, 500, {"scores": scores, "row": None, "at": "probe"}))
             sink.log(Event("checkpoint", step, 500))
             sink.log(Event("stage", step, 500, {"name": "code"}))
     sink.log(message("all [bold]done"))
@@ -39,18 +41,30 @@ def run(console: Console, seconds_per_step: float = 1.0) -> str:
 def test_plain_lines_are_few_and_carry_the_figures():
     shown = run(Console(file=io.StringIO(), width=200, force_terminal=False))
     lines = shown.splitlines()
-    training = [line for line in lines if "loss" in line and "validation" not in line]
-    assert len(training) == 3
+    training = [line for line in lines if "loss" in line]
     assert training[0] == "prose · step 1/10 · loss 1.0000"
-    assert training[1] == "code · step 6/10 · loss 0.1667 · 100 tokens/s · ETA 0:04"
-    assert training[2].startswith("code · step 10/10")
-    assert "validation at step 5: loss 0.25 · sources/prose 0.5" in lines
-    assert "  sst2      accuracy 0.75" in lines
-    assert "  text[/x]  nll 2" in lines
-    assert "checkpoint at step 5" in lines
-    assert "stage code begins at step 5" in lines
+    assert training[2] == "code · step 8/10 · loss 0.1250 · validation 0.2500 · 100 tokens/s · ETA 0:02"
+    assert training[-1].startswith("code · step 10/10")
+    assert "after prose (step 5): accuracy sst2 0.75 · bits per byte text[/x] 2" in lines
+    assert not any("probe" in line or "checkpoint" in line for line in lines)
     assert lines[-1] == "all [bold]done"
     assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(("steps", "seconds_per_step", "most"), [(400, 0.1, 6), (400, 1.0, 6), (20_000, 2.0, 340)])
+def test_plain_lines_follow_the_length_of_a_run(steps, seconds_per_step, most):
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    clock = Clock()
+    sink = ConsoleSink(RunInfo(Path(), total_steps=steps, tokens_per_step=100), console, clock)
+    silent, shown = 0.0, 0
+    for step in range(1, steps + 1):
+        clock.now += seconds_per_step
+        sink.log(Event("progress", step, 100 * step, {"loss": 1.0}))
+        lines = len(console.file.getvalue().splitlines()) if step % 20 == 0 or step < 20 else shown
+        silent = silent + seconds_per_step if lines == shown else 0.0
+        shown = lines
+        assert silent <= 121 + 20 * seconds_per_step
+    assert 5 <= len(console.file.getvalue().splitlines()) <= most
 
 
 def test_a_terminal_gets_a_bar_with_messages_above_it():
@@ -58,7 +72,7 @@ def test_a_terminal_gets_a_bar_with_messages_above_it():
     assert "code · 10/10" in shown
     assert "100%" in shown
     assert "100 tokens/s" in shown
-    assert shown.index("validation at step 5") < shown.rindex("10/10")
+    assert shown.index("after prose (step 5)") < shown.rindex("10/10")
     assert "all [bold]done" in shown
 
 

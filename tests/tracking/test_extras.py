@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from holdfast.tracking import RunInfo, Tracker
-info = RunInfo(Path(sys.argv[1]), name="try", id="same id", config={"training": {"seed": 1}})
+config = {"training": {"seed": 1}, "data/root": sys.argv[1] + "/places"}
+info = RunInfo(Path(sys.argv[1]), name="try", id="same id", config=config)
 with Tracker.open(["wandb"], info) as tracker:
     tracker.log("train", 1, 8, {"loss": 2.5, "rows": {"a": 1}})
     tracker.log("validation", 1, 8, {"loss": 2.0})
@@ -44,6 +46,8 @@ def test_wandb_offline_stays_inside_the_run_directory(tmp_path):
     assert files
     content = files[-1].read_bytes()
     assert b"train/loss" in content or b"train.loss" in content
+    for place in (tmp_path, Path(sys.executable).parent, os.uname().nodename):  # what is synchronised tells no place
+        assert str(place).encode() not in content
     assert not (tmp_path / "wandb").exists()
 
 

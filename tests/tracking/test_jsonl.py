@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.errors import RunError
 from holdfast.execution.storage import Patience
 from holdfast.tracking import Event, RunInfo, Tracker
-from holdfast.tracking.jsonl import JsonlSink, encode, read, truncate
+from holdfast.tracking.jsonl import JsonlSink, digests, encode, read, read_lines, truncate
 
 
 def train(step: int, **values) -> Event:
@@ -152,3 +152,27 @@ def test_a_folder_that_cannot_be_written_is_an_error_not_a_warning(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(RunError):
         Tracker.open(["jsonl"], RunInfo(tmp_path / "file" / "run"))
+
+
+def test_a_bad_line_is_left_out_and_numbered(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    good = [encode({"kind": "train", "step": step}).encode() for step in range(3)]
+    bad = [b'{"kind": "tra', b"\xff\xfe", b"[1, 2]", b'{"kind": 3, "step": 1}', b'{"kind": "train", "step": null}', b""]
+    bad += [b"[" * 100_000, b'{"kind": "train", "step": ' + b"1" * 6000 + b"}"]
+    path.write_bytes(b"\n".join([good[0], *bad, good[1], good[2], b'{"torn']))
+    records, numbers = read_lines(path)
+    assert [record["step"] for record in records] == [0, 1, 2]
+    assert numbers == list(range(2, 2 + len(bad)))
+    assert read(path) == records
+
+
+def test_the_digest_of_a_sink_is_that_of_its_file_also_after_a_resume(tmp_path):
+    lengths = []
+    for _ in range(2):
+        sink = JsonlSink(RunInfo(tmp_path))
+        sink.log(train(1 + len(lengths)))
+        lengths.append((sink.length(), sink.digest()))
+        sink.close()
+    assert digests(sink.path, [number for number, _ in lengths]) == dict(lengths)
+    assert digests(sink.path, [lengths[-1][0] + 1]) == {lengths[-1][0] + 1: None}
+    assert digests(tmp_path / "absent", [5]) == {5: None}

@@ -1,5 +1,6 @@
 """A tracker hands events on; a sink that fails is named once, dropped, and never stops the others."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,6 @@ from holdfast import registry
 from holdfast.config import build, configure
 from holdfast.errors import UserError
 from holdfast.tracking import Event, RunInfo, Sink, Tracker, TrackingConfig
-from holdfast.tracking import config as tracking_config
 
 
 class Memory(Sink):
@@ -65,7 +65,7 @@ def test_a_sink_that_cannot_open_is_only_a_warning(tmp_path, monkeypatch, capsys
 
 
 def test_built_in_trackers_and_names():
-    assert registry.trackers.names() == ["console", "jsonl", "tensorboard", "wandb"]
+    assert registry.trackers.names() == ["console", "jsonl", "mlflow", "tensorboard", "trackio", "wandb"]
     assert TrackingConfig(trackers=["jsonl"]).sink_names() == ["jsonl", "console"]
     tree = build(TrackingConfig)
     tree.logging.trackers = ["consol"]
@@ -74,7 +74,7 @@ def test_built_in_trackers_and_names():
 
 
 def test_a_missing_extra_is_named(monkeypatch):
-    monkeypatch.setattr(tracking_config.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'holdfast\[wandb\]'"):
         TrackingConfig().sink_names(wandb=True)
     with pytest.raises(UserError, match=r"pip install 'holdfast\[tensorboard\]'"):

@@ -17,7 +17,7 @@ COMMAND = [sys.executable, "-m", "holdfast"]
 
 def environment(cache: Path, devices: int = 1) -> dict[str, str]:
     """The environment of a child: a cache of its own, and that many virtual devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     return {**os.environ, "HOLDFAST_CACHE": str(cache), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
 
@@ -117,3 +117,9 @@ def assert_identical(first: Path, second: Path, env: dict[str, str], scratch: Pa
     if (first / "results.json").exists():
         results = [json.loads((path / "results.json").read_text()) for path in (first, second)]
         assert results[0]["matrix"] == results[1]["matrix"]
+    assert kept_sums(first) == kept_sums(second)
+
+
+def kept_sums(run_dir: Path) -> dict[str, bytes]:
+    """The sums of every evaluation, by step."""
+    return {path.parent.name: path.read_bytes() for path in (run_dir / "evaluations").glob("*/sums.json")}

@@ -16,7 +16,7 @@ def held(**axes: int) -> dict[str, list[int]]:
     with tempfile.TemporaryDirectory() as folder:
         trainer = tiny.trainer("continual/train/abcd_kl", tiny.CONTINUAL, Path(folder), **axes)
     assert isinstance(trainer.state, KLDivergenceTrainState)
-    state = trainer.state.snapshot()
+    state = trainer.state.snapshot(0)
 
     def on_each(tree: Any) -> list[int]:
         sums = dict.fromkeys(jax.devices(), 0)

@@ -9,11 +9,14 @@ from typing import Any
 import jax
 import pytest
 
+from holdfast.analysis.rehearsal import Rehearsal
 from holdfast.tracking import jsonl as metrics
-from holdfast.training import compiling, loop
-from holdfast.training.rehearsal import Rehearsal
+from holdfast.training import compile as compiling
+from holdfast.training import loop
 from training import tiny
 from training.killing import losses
+
+pytestmark = pytest.mark.slow  # whole runs whose compilations are counted
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 JOB = "continual/train/abcd_kl"
@@ -75,23 +78,23 @@ def test_the_counter_itself_sees(heard: Compilations) -> None:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory, heard: Compilations) -> Any:
     """A whole run: its trainer, the kinds of train steps it compiled, and compilations by the duties of each step."""
-    lower_train, duties = compiling.lower_train, loop.Session.duties
+    trace_train, after = compiling.trace_train, loop.TrainLoop.after
     lowered: list[tuple[bool, bool]] = []
     by_step: dict[int, int] = {}
 
-    def noted(trainer: Any, state: Any, *rest: Any) -> Any:
+    def noted(train_step: Any, mesh: Any, state: Any, *rest: Any) -> Any:
         lowered.append((state.objective.penalty is not None, state.reference is not None))
-        return lower_train(trainer, state, *rest)
+        return trace_train(train_step, mesh, state, *rest)
 
-    def counted(self: loop.Session, step: int) -> None:
+    def counted(self: loop.TrainLoop, step: int) -> None:
         before = heard.count
         with heard.listen():
-            duties(self, step)
+            after(self, step)
         by_step[step] = heard.count - before
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "lower_train", noted)
-        patch.setattr(loop.Session, "duties", counted)
+        patch.setattr(compiling, "trace_train", noted)
+        patch.setattr(loop.TrainLoop, "after", counted)
         trainer = tiny.trainer(JOB, CURRICULUM, tmp_path_factory.mktemp("run"), "training.per_device_batch_size=8")
         trainer.run()
     return trainer, lowered, by_step
@@ -106,22 +109,22 @@ def test_one_train_step_is_compiled_for_each_kind_of_stage(watched: Any) -> None
 
 def test_what_the_search_for_a_micro_batch_compiled_is_what_runs(tmp_path: Path, monkeypatch: Any) -> None:
     """Of two kinds of stages only the other one is compiled once more; the run is that of a given micro-batch."""
-    lower_train, lowered = compiling.lower_train, []
+    trace_train, lowered = compiling.trace_train, []
 
-    def noted(trainer: Any, state: Any, *rest: Any) -> Any:
+    def noted(train_step: Any, mesh: Any, state: Any, *rest: Any) -> Any:
         lowered.append(state.objective.penalty is not None)
-        return lower_train(trainer, state, *rest)
+        return trace_train(train_step, mesh, state, *rest)
 
-    monkeypatch.setattr(compiling, "lower_train", noted)
-    for name, rows, wanted in (("searched", -1, [False]), ("given", 8, [False, True])):
+    monkeypatch.setattr(compiling, "trace_train", noted)
+    for name, rows, wanted in (("searched", -1, [True, False]), ("given", 8, [False, True])):
         lowered.clear()
         trainer = tiny.trainer(JOB, CURRICULUM, tmp_path, f"training.per_device_batch_size={rows}", name=name)
         trainer.run()
         assert trainer.batch_shape == (1, 8)
         assert lowered == wanted
-        assert (trainer.search_seconds > 0) == (rows < 0)
+        assert (trainer.micro_batch.seconds > 0) == (rows < 0)
         first = next(line for line in metrics.read(trainer.spec.run_dir / "metrics.jsonl") if line["kind"] == "train")
-        assert first["seconds"]["compile"] >= round(trainer.search_seconds, 4)
+        assert first["seconds"]["compile"] >= round(trainer.micro_batch.seconds, 4)
     folder = tmp_path / "general" / "default"
     assert losses(folder / "searched") == losses(folder / "given")
 
@@ -131,14 +134,14 @@ def test_a_second_boundary_compiles_nothing_new(watched: Any) -> None:
     trainer, _, by_step = watched
     points = json.loads((trainer.spec.run_dir / "results.json").read_text())["points"]
     measured = [point["step"] for point in points]
-    second, third = trainer.stages.stage_start(2), trainer.stages.stage_start(3)
+    second, third = trainer.resolved.curriculum.stage_start(2), trainer.resolved.curriculum.stage_start(3)
     assert {second, third} <= set(measured)
     assert by_step[measured[0]] > 0, "the first evaluation compiles"
     assert {step: by_step[step] for step in range(second, third)} == dict.fromkeys(range(second, third), 0)
 
 
 def test_steps_compile_nothing_after_the_first_of_their_kind(tmp_path: Path, heard: Compilations) -> None:
-    rehearsal = Rehearsal(JOB, tiny.options(JOB, CURRICULUM), tmp_path)
+    rehearsal = Rehearsal(tiny.resolved(JOB, CURRICULUM), tmp_path)
     rehearsal.take(2)
     before = heard.count
     with heard.listen():
@@ -148,17 +151,17 @@ def test_steps_compile_nothing_after_the_first_of_their_kind(tmp_path: Path, hea
 
 def test_the_host_fetches_only_the_metrics_of_the_step_before(tmp_path: Path, monkeypatch: Any) -> None:
     """On one device nothing else goes between host and device by itself, and no step is waited for."""
-    rehearsal = Rehearsal(JOB, tiny.options(JOB, CURRICULUM), tmp_path)
+    rehearsal = Rehearsal(tiny.resolved(JOB, CURRICULUM), tmp_path)
     rehearsal.take(2)
     fetched: list[Any] = []
-    host = compiling.host
+    host = loop.host
 
     def explicit(metrics: Any) -> dict[str, float]:
         fetched.append(rehearsal.step)
         with jax.transfer_guard("allow"):
             return host(metrics)
 
-    monkeypatch.setattr(compiling, "host", explicit)
+    monkeypatch.setattr(loop, "host", explicit)
     monkeypatch.setattr(jax, "block_until_ready", lambda _: pytest.fail("the loop waits for the device"))
     with jax.transfer_guard("disallow"):
         for _ in range(3):

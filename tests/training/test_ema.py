@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from holdfast.analysis.export import export_run
 from holdfast.cli.app import app
 from holdfast.errors import UserError
 from holdfast.execution.checkpoints import find_checkpoint
+from holdfast.models.parameters import leaves_of
 from holdfast.models.pretrained import load_params
 from holdfast.report.page import render
 from holdfast.report.run_files import open_run as read_run
-from holdfast.training import resume
-from holdfast.training.export import export_run
 from holdfast.training.runs import open_run
+from holdfast.training.state import objective_at
 from holdfast.training.step import train_step
-from holdfast.training.trainable import leaves_of
 from training import killing, tiny
+
+pytestmark = pytest.mark.slow  # whole runs with an average
 
 JOB = "continual/train/abcd_kl"
 OPTIONS = ("training.ema=0.75", "eval.evaluations=[]", "training.validation=false", "logging.checkpoint_interval=5")
@@ -45,7 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_the_average_is_the_one_computed_by_hand(tmp_path: Path, freeze: str) -> None:
     trainer = continual(tmp_path, f"optimization.freeze={freeze}", "training.evaluate=false")
     state, batch = trainer.state, trainer.batch()
-    trained = trainer.objective_at(0).trained
+    trained = objective_at(trainer.resolved, 0).trained
     mean = jax.device_get(trained(state.params))
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.ema), mean)
     for _ in range(3):
@@ -80,8 +82,8 @@ def test_its_scores_stand_beside_those_of_the_weights(whole: Any) -> None:
 def test_it_can_be_exported(whole: Any, tmp_path: Path) -> None:
     name = f"{whole.spec.run_dir}@final"
     export_run(name, tmp_path / "out", ema=True)
-    exported = load_params(tmp_path / "out", whole.model_spec, whole.topology.mesh)
-    loaded = resume.load_weights(whole, find_checkpoint(whole.checkpoint_dir, "final"), "ema")
+    exported = load_params(tmp_path / "out", whole.resolved.model.options, whole.topology.mesh)
+    loaded = whole.restorer.weights(find_checkpoint(whole.checkpoint_dir, "final"), "ema")
     jax.tree.map(np.testing.assert_array_equal, exported, loaded)
     apart = whole.state.ema_params()
     kernel = apart["layers"]["mlp"]["down"]
@@ -95,7 +97,7 @@ def test_a_run_without_one_says_so(tmp_path: Path) -> None:
     trainer.save(Path("mine"))
     info = find_checkpoint(trainer.checkpoint_dir, "mine")
     with pytest.raises(UserError, match="made without training/ema"):
-        resume.load_weights(trainer, info, "ema")
+        trainer.restorer.weights(info, "ema")
 
 
 def test_a_stopped_run_goes_on_to_the_same_average(whole: Any, tmp_path: Path) -> None:
@@ -104,9 +106,9 @@ def test_a_stopped_run_goes_on_to_the_same_average(whole: Any, tmp_path: Path) -
     shutil.rmtree(run_dir / "checkpoints" / "16")
     assert find_checkpoint(run_dir / "checkpoints", "latest").step == 15
     assert open_run(run_dir).trainer().state.ema is not None
-    from holdfast.training.start import make_trainer
+    from holdfast.training.run import make_trainer
 
-    resumed = make_trainer(JOB, whole.settings.cfg, type(whole.spec).local(tmp_path, name="run"))
+    resumed = make_trainer(whole.resolved, type(whole.spec).local(tmp_path, name="run"))
     resumed.run()
     one, two = jax.device_get(whole.state.arrays()), jax.device_get(resumed.state.arrays())
     assert "ema" in one

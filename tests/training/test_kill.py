@@ -40,30 +40,31 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "devices", "overrides"),
+    ("text", "devices", "overrides", "times"),
     [
-        (PRETRAIN, 1, ""),
-        (PRETRAIN, 4, "topology: {fsdp: 2, tensor: 2}\n"),
-        (CONTINUAL, 1, ""),
-        (CONTINUAL, 4, "topology: {data: 2, fsdp: 2}\n"),
+        (PRETRAIN, 1, "", 3),
+        (PRETRAIN, 4, "topology: {fsdp: 2, tensor: 2}\n", 3),
+        (CONTINUAL, 1, "", 4),
+        (CONTINUAL, 4, "topology: {data: 2, fsdp: 2}\n", 10),
     ],
     ids=["pretrain", "pretrain-sharded", "continual", "continual-sharded"],
 )
-def test_ten_kills_at_random_instants_change_nothing(
-    text: str, devices: int, overrides: str, tmp_path: Path, cache: Path
+def test_kills_at_random_instants_change_nothing(
+    text: str, devices: int, overrides: str, times: int, tmp_path: Path, cache: Path
 ) -> None:
+    """A sample: `make campaign` kills by the hundred, at every named point of the program."""
     config = tmp_path / "config.yaml"
     config.write_text(text + overrides)
     env = killing.environment(cache, devices)
     whole = killing.finish(config, tmp_path / "whole", env)
-    killed = killing.kill_at_random(config, tmp_path / "killed", env, times=10, seed=devices, total_steps=200)
-    assert killed >= 8
+    killed = killing.kill_at_random(config, tmp_path / "killed", env, times=times, seed=devices, total_steps=200)
+    assert killed >= 0.8 * times - 1
     resumed = killing.finish(config, tmp_path / "killed", env)
     assert len(killing.losses(whole)) == 200
     killing.assert_identical(whole, resumed, env, tmp_path)
 
 
-@pytest.mark.parametrize("step", [59, 60, 61, 75, 120, 121])
+@pytest.mark.parametrize("step", [60, 61, 75, 120])
 def test_a_kill_around_a_boundary_and_inside_a_fade(step: int, tmp_path: Path, cache: Path) -> None:
     """Also between the boundary's checkpoint and the entry into the stage: the checkpoint of step 60 is there then."""
     config = tmp_path / "config.yaml"

@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 
 from holdfast import registry
+from holdfast.analysis.export import export_run
+from holdfast.analysis.interpolation import Interpolator
 from holdfast.errors import UserError
 from holdfast.execution.checkpoints import find_checkpoint, list_checkpoints
-from holdfast.models.decoder import Decoder
-from holdfast.models.names import is_adapter
+from holdfast.models.parameters import is_adapter, leaves_of
 from holdfast.models.pretrained import load_params
-from holdfast.training import loop, resume
-from holdfast.training.average import Averager
-from holdfast.training.export import export_run
+from holdfast.training.initial import NoRows
+from holdfast.training.run import write_run_files
 from holdfast.training.runs import open_run
-from holdfast.training.state import without_adapters
-from holdfast.training.step import _micro_loss, accumulated, train_step
-from holdfast.training.trainable import leaves_of
+from holdfast.training.state import stage_state, without_adapters
+from holdfast.training.step import accumulated, micro_loss, train_step
 from training import killing, tiny
+
+pytestmark = pytest.mark.slow  # whole runs with adapters; tests/models/test_lora.py checks their arithmetic
 
 CONTINUAL, PRETRAIN = "continual/train/abcd_kl", "gpt/train/pretrain"
 LORA = ("optimization.lora.rank=2", "optimization.lora.targets=[q,v,down]", "optimization.lr=0.01")
@@ -44,7 +45,7 @@ def assert_equal(first: Any, second: Any) -> None:
 
 
 def logits(trainer: Any, params: Any) -> Any:
-    return Decoder(trainer.model_spec).apply({"params": params}, trainer.batch().x[0])
+    return trainer.resolved.model.module.apply({"params": params}, trainer.batch().x[0])
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_checkpoints_hold_adapters_and_the_bases_fingerprint(whole: Any) -> None
 
 def test_the_reference_is_a_snapshot_of_the_adapters_alone(whole: Any) -> None:
     boundary = continual(whole.spec.root, name="looking")
-    resume.load(boundary, find_checkpoint(whole.checkpoint_dir, "boundary_1"))
+    boundary.state = boundary.restorer.load(boundary.state, find_checkpoint(whole.checkpoint_dir, "boundary_1"))
     assert {is_adapter(path) for path in leaves_of(whole.state.reference)} == {True}
     assert_equal(whole.state.reference_params(), boundary.state.params)
     penalties = [record["penalty"] for record in killing.train_records(whole.spec.run_dir)]
@@ -94,9 +95,7 @@ def test_the_reference_is_a_snapshot_of_the_adapters_alone(whole: Any) -> None:
 
 def test_a_reference_from_the_first_step_is_the_base_without_a_copy(tmp_path: Path) -> None:
     trainer = continual(tmp_path, "stages.0.beta=0.5", "stages.0.update_reference=true", "stages.1.beta=0", *QUIET)
-    session = loop.Session(trainer, None, None, resume.Progress())  # type: ignore[arg-type]  # neither is used
-    session.log = lambda *_: None  # type: ignore[method-assign]
-    session.enter(0)
+    trainer.state = stage_state(trainer.state, trainer.resolved, 0, NoRows(trainer.resolved))
     assert trainer.state.reference == {}
     assert_equal(trainer.state.reference_params(), without_adapters(trainer.state.params))
     stepping, batch = jax.jit(train_step, static_argnums=3), trainer.batch()
@@ -122,14 +121,14 @@ def test_a_run_is_opened_and_exported_merged(whole: Any, tmp_path: Path) -> None
     opened = open_run(whole.spec.run_dir).trainer("final")
     assert_equal(opened.state.params, whole.state.params)
     export_run(f"{whole.spec.run_dir}@final", tmp_path / "out")
-    params = load_params(tmp_path / "out", whole.model_spec, whole.topology.mesh)
+    params = load_params(tmp_path / "out", whole.resolved.model.options, whole.topology.mesh)
     np.testing.assert_allclose(logits(whole, params), logits(whole, whole.state.params), atol=1e-5)
     assert np.abs(logits(whole, params) - logits(whole, without_adapters(whole.state.params))).max() > 1e-3
 
 
 def test_other_weights_under_the_adapters_are_refused(whole: Any, tmp_path: Path) -> None:
     base = tiny.trainer(PRETRAIN, tiny.PRETRAIN, tmp_path, name="base")
-    loop.write_run_files(base)
+    write_run_files(base.resolved, base.spec.run_dir)
     base.save(Path("mine"))
     folder = tmp_path / "folder"
     export_run(f"{base.spec.run_dir}@mine", folder)
@@ -159,23 +158,24 @@ def test_a_branch_may_put_adapters_on_its_parent(tmp_path: Path) -> None:
     parent.run()
     source = f"{parent.spec.run_dir}@boundary_1"
     values = {**tiny.CONTINUAL, "optimization": {**tiny.CONTINUAL["optimization"], "lora": {"rank": 2}}}
-    child = tiny.trainer(CONTINUAL, values, tmp_path, *QUIET, name="child")
-    loop.run(child, parent=source)
+    child = tiny.trainer(CONTINUAL, values, tmp_path, *QUIET, name="child", parent=source)
+    child.run()
     assert killing.losses(child.spec.run_dir).keys() == killing.losses(parent.spec.run_dir).keys()
     info = find_checkpoint(child.checkpoint_dir, "final")
     assert info.manifest["base"]["from"] == "../parent@8"
     assert info.manifest["base"]["step"] == 8
     assert info.manifest["base"]["reference"] == "base"
-    boundary = resume.load_weights(parent, find_checkpoint(parent.checkpoint_dir, "boundary_1"))
+    boundary = parent.restorer.weights(find_checkpoint(parent.checkpoint_dir, "boundary_1"))
     assert_equal(without_adapters(child.state.params), boundary)
     assert_equal(child.state.reference_params(), boundary)
     assert_equal(open_run(child.spec.run_dir).trainer("final").state.params, child.state.params)
-    between = Averager(source, f"{child.spec.run_dir}@final", tasks=["lists"])
+    between = Interpolator(source, f"{child.spec.run_dir}@final", tasks=["lists"])
     between.save(1.0, tmp_path / "average", "1")
     average = open_run(tmp_path / "average").trainer()
     np.testing.assert_allclose(logits(child, average.state.params), logits(child, child.state.params), atol=1e-5)
     grandchild = tiny.trainer(PRETRAIN, tiny.PRETRAIN, tmp_path, *QUIET, *LORA, name="grandchild")
-    resume.init_from(grandchild, f"{child.spec.run_dir}@final")
+    origin = find_checkpoint(child.checkpoint_dir, "final")
+    grandchild.state = grandchild.restorer.begun_from(grandchild.state, origin)
     np.testing.assert_allclose(logits(child, grandchild.state.params), logits(child, child.state.params), atol=1e-5)
     assert grandchild.state.base.source == "../child@16"
 
@@ -185,8 +185,8 @@ def test_a_penalty_on_parameters_sees_the_sum(whole: Any, tmp_path: Path) -> Non
     state = whole.state.replace(reference={}, beta=jax.numpy.float32(1))
     penalty = registry.penalties.get("l2_reference")
     state = state.replace(objective=dataclasses.replace(state.objective, penalty=penalty))
-    (_, parts), gradients = accumulated(_micro_loss, state, whole.batch(), jax.random.key(0))
-    new = resume.load_weights(whole, find_checkpoint(whole.checkpoint_dir, "final"))
+    (_, parts), gradients = accumulated(micro_loss, state, whole.batch(), jax.random.key(0))
+    new = whole.restorer.weights(find_checkpoint(whole.checkpoint_dir, "final"))
     squares = jax.tree.map(lambda a, b: 0.5 * float(((a - b) ** 2).sum()), new, without_adapters(state.params))
     assert 0 < float(parts["penalty"]) == pytest.approx(sum(jax.tree.leaves(squares)), rel=1e-4)
     assert all(path.endswith(("lora_in", "lora_out")) for path in leaves_of(gradients))
@@ -197,8 +197,8 @@ def test_frozen_parameters_stay_bit_by_bit(tmp_path: Path, extra: tuple[str, ...
     freeze = "optimization.freeze=[embed*,layers/0/*,final_norm]"
     trainer = tiny.trainer(PRETRAIN, tiny.PRETRAIN, tmp_path, freeze, *extra, *QUIET)
     before = jax.device_get(trainer.state.params)
-    counted = trainer.trainable.num_trained(trainer.model_spec)
-    assert sum(leaf.size for leaf in jax.tree.leaves(trainer.trainable.part(trainer.state.params))) == counted
+    counted = trainer.resolved.trainable.num_trained(trainer.resolved.model)
+    assert sum(leaf.size for leaf in jax.tree.leaves(trainer.resolved.trainable.part(trainer.state.params))) == counted
     if not extra:
         assert num_bytes(trainer.state.opt_state) == 2 * 4 * counted + 4
     trainer.run()
@@ -209,23 +209,22 @@ def test_frozen_parameters_stay_bit_by_bit(tmp_path: Path, extra: tuple[str, ...
         else:
             np.testing.assert_array_equal(old, new, err_msg=path)
     again = tiny.trainer(PRETRAIN, tiny.PRETRAIN, tmp_path, freeze, *extra, *QUIET)
-    resume.load(again, list_checkpoints(again.checkpoint_dir)[-1])
+    again.state = again.restorer.load(again.state, list_checkpoints(again.checkpoint_dir)[-1])
     assert_equal(again.state.arrays(), trainer.state.arrays())
 
 
 def test_the_plan_counts_adapters(tmp_path: Path) -> None:
-    from holdfast.training.check import checked
-    from holdfast.training.forecast import forecast
+    from holdfast.analysis.plan import plan_run
 
-    full = forecast(CONTINUAL, checked(CONTINUAL, tiny.options(CONTINUAL, tiny.CONTINUAL)))
-    small = forecast(CONTINUAL, checked(CONTINUAL, tiny.options(CONTINUAL, tiny.CONTINUAL, *LORA)))
+    full = plan_run(tiny.resolved(CONTINUAL, tiny.CONTINUAL))
+    small = plan_run(tiny.resolved(CONTINUAL, tiny.CONTINUAL, *LORA))
     trainer = continual(tmp_path)
     memory = small["estimated_memory"]
     assert memory["optimizer"] == num_bytes(trainer.state.opt_state)
     assert memory["parameters"] == num_bytes(trainer.state.params)
     assert memory["gradients"] * 2 + 4 == memory["optimizer"]
     assert memory["reference"] < full["estimated_memory"]["reference"] / 10
-    assert small["trained_parameters"] == trainer.trainable.num_trained(trainer.model_spec)
+    assert small["trained_parameters"] == trainer.resolved.trainable.num_trained(trainer.resolved.model)
     json.dumps(small)
 
 

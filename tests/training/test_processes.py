@@ -155,8 +155,15 @@ def test_one_that_is_killed_ends_all_and_the_same_command_goes_on(runs: Runs) ->
     killing.assert_identical(whole, resumed, runs.env(4), runs.folder)
 
 
-def by_hand(runs: Runs, name: str, *overrides: str) -> list["subprocess.Popen[str]"]:
-    """Two processes of a run that nobody looks after, as a scheduler starts them."""
+def by_hand(
+    runs: Runs, name: str, *overrides: str, second: tuple[str, ...] = (), started: int = 2
+) -> list["subprocess.Popen[str]"]:
+    """Two processes of a run that nobody looks after, as a scheduler starts them.
+
+    Args:
+        second: overrides of the second process alone.
+        started: how many of the two are started.
+    """
     command = [
         *runs.command(name, 1, 2, list(overrides)),
         "--coordinator",
@@ -166,14 +173,32 @@ def by_hand(runs: Runs, name: str, *overrides: str) -> list["subprocess.Popen[st
     ]
     return [
         subprocess.Popen(
-            [*command, "--process-id", str(index)],
+            [*command, "--process-id", str(index), *(second if index else ())],
             env=runs.env(2),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for index in range(2)
+        for index in range(started)
     ]
+
+
+def test_processes_with_different_configs_are_refused_before_the_first_step(runs: Runs) -> None:
+    both = by_hand(runs, "differ", *MESHES["data"], second=("optimization.lr=0.3",))
+    errors = [process.communicate(timeout=TIMEOUT)[1] for process in both]
+    assert [process.returncode for process in both] == [2, 2], errors
+    said = "".join(errors)
+    assert said.count("process 1 was started with something else than process 0") == 1
+    assert "optimization/lr: 0.001 in process 0, 0.3 here" in said
+    assert not runs.path("differ").exists()
+
+
+def test_one_of_two_says_in_a_line_who_is_missing(runs: Runs) -> None:
+    (first,) = by_hand(runs, "alone", *MESHES["data"], "topology.start_timeout=2", started=1)
+    _, errors = first.communicate(timeout=TIMEOUT)
+    assert first.returncode == 1
+    (line,) = errors.splitlines()
+    assert line.startswith("failed: process 1 of 2 has not come within 2 s (topology/start_timeout)")
 
 
 def test_without_a_launcher_the_others_notice_too(runs: Runs) -> None:
@@ -188,10 +213,11 @@ def test_without_a_launcher_the_others_notice_too(runs: Runs) -> None:
 
 
 def test_a_process_that_hangs_ends_all_with_a_message_and_the_same_command_goes_on(runs: Runs) -> None:
-    launcher = runs.start("hangs", 2, 2, *MESHES["data"], "topology.step_timeout=5")
+    # Seconds: longer than compiling beside other tests takes, shorter than processes wait for a sign of life (16).
+    launcher = runs.start("hangs", 2, 2, *MESHES["data"], "topology.step_timeout=12")
     until(launcher, runs.path("hangs"), 9)
     os.kill(child(launcher, 1), signal.SIGSTOP)
-    output, _ = launcher.communicate(timeout=60)
+    output, _ = launcher.communicate(timeout=120)
     assert launcher.returncode == 124
     assert "topology/step_timeout" in output
     assert "process 0 of 2 ended with exit code 124" in output.splitlines()[-1]
@@ -258,4 +284,18 @@ def test_a_run_moves_from_4_devices_to_2_to_1_and_back_to_4(runs: Runs) -> None:
     assert expected.keys() == found.keys()
     assert max(abs(expected[step] - found[step]) for step in expected) < 1e-4
     rows = [[record["rows"] for record in killing.train_records(path)] for path in (whole, moved)]
+    assert rows[0] == rows[1]
+
+
+def test_old_rows_in_slots_give_the_same_losses_on_any_mesh(runs: Runs) -> None:
+    """Slots depend on micro-batches and shards; which rows a step has does not, nor what comes of them."""
+    old = ["optimization.kl.on=old", "training.replay.rate=0.25"]
+    one = runs.finish("slots-1", 1, 1, *old)
+    two = runs.finish("slots-2", 2, 2, *old, "training.per_device_batch_size=1", "topology.data=4")
+    expected, found = killing.losses(one), killing.losses(two)
+    assert expected.keys() == found.keys()
+    assert max(abs(expected[step] - found[step]) for step in expected) < 1e-5
+    penalties = [[record["penalty"] for record in killing.train_records(path)] for path in (one, two)]
+    assert penalties[0][-1] == pytest.approx(penalties[1][-1], abs=1e-5)
+    rows = [[record["rows"] for record in killing.train_records(path)] for path in (one, two)]
     assert rows[0] == rows[1]

@@ -18,7 +18,12 @@ pytestmark = [
 
 def test_five_stages_and_four_evaluations_end_to_end(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "holdfast"]
-    env = {**os.environ, "HOLDFAST_DATA": str(SHARED / "data"), "HOLDFAST_CACHE": str(tmp_path / "cache")}
+    env = {
+        **os.environ,
+        "XLA_FLAGS": "",
+        "HOLDFAST_DATA": str(SHARED / "data"),
+        "HOLDFAST_CACHE": str(tmp_path / "cache"),
+    }
     config = tmp_path / "abcd.yaml"
     subprocess.run([*command, "configure", "continual/train/abcd_kl", config], env=env, check=True)
     overrides = [

@@ -7,27 +7,29 @@ from typing import Annotated, List, Optional
 import typer
 
 from holdfast.cli.average import average_command
-from holdfast.cli.board import board_command
-from holdfast.cli.checkpoints import checkpoints_command
-from holdfast.cli.compare import compare_command
-from holdfast.cli.configure import configure_command
+from holdfast.cli.cluster import app as queue_app
+from holdfast.cli.cluster import submit_command
+from holdfast.cli.configure import configure_command, jobs_command
 from holdfast.cli.data import app as data_app
+from holdfast.cli.diff import diff_command
 from holdfast.cli.eval import eval_command
-from holdfast.cli.export import export_command
-from holdfast.cli.forgotten import forgotten_command
 from holdfast.cli.generate import generate_command
-from holdfast.cli.import_ import import_command
-from holdfast.cli.jobs import jobs_command
-from holdfast.cli.launch import launch_command
+from holdfast.cli.look import (
+    board_command,
+    checkpoints_command,
+    compare_command,
+    forgotten_command,
+    report_command,
+    show_command,
+)
+from holdfast.cli.models import export_command, import_command
 from holdfast.cli.plan import plan_command
-from holdfast.cli.prepare import prepare_command
 from holdfast.cli.profile import profile_command
-from holdfast.cli.queue import app as queue_app
-from holdfast.cli.report import report_command
-from holdfast.cli.run import run_command
-from holdfast.cli.show import show_command
-from holdfast.cli.submit import submit_command
+from holdfast.cli.quickstart import quickstart_command
+from holdfast.cli.run import launch_command, prepare_command, run_command
+from holdfast.cli.study import app as study_app
 from holdfast.cli.tokenizer import app as tokenizer_app
+from holdfast.cli.verdict import verdict_command
 from holdfast.errors import RunError, UserError
 from holdfast.execution.storage import failed_line
 
@@ -41,12 +43,23 @@ app = typer.Typer(
 )
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from holdfast import __version__
+
+        typer.echo(f"holdfast {__version__}")
+        raise typer.Exit()
+
+
 @app.callback()
 def _options(
     plugin: Annotated[
         Optional[List[str]],
         typer.Option("--plugin", help="Module of your own that registers datasets, evaluations, …; repeatable."),
     ] = None,
+    version: Annotated[  # noqa: ARG001 (its callback answers)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
 ) -> None:
     from holdfast.registry import load_plugins
 
@@ -54,6 +67,7 @@ def _options(
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "quickstart": quickstart_command,
     "jobs": jobs_command,
     "configure": configure_command,
     "plan": plan_command,
@@ -67,15 +81,18 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "eval": eval_command,
     "generate": generate_command,
     "forgotten": forgotten_command,
+    "diff": diff_command,
     "average": average_command,
     "report": report_command,
     "compare": compare_command,
+    "verdict": verdict_command,
     "board": board_command,
     "import": import_command,
     "export": export_command,
 }
 for name, command in COMMANDS.items():
     app.command(name)(command)
+app.add_typer(study_app, name="study")
 app.add_typer(queue_app, name="queue")
 app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")

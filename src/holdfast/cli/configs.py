@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from holdfast import registry
 from holdfast.config import JOB_KEY, merge, read_yaml
 from holdfast.errors import UserError
+
+if TYPE_CHECKING:
+    from holdfast.training.resolve import ResolvedRun
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,12 @@ class JobConfig:
     job: str
     cfg: DictConfig
     classes: list[type]
+
+    def resolved(self) -> "ResolvedRun":
+        """The whole run, checked; what is wrong is found before JAX is imported."""
+        from holdfast.training.resolve import resolve
+
+        return resolve(self.job, self.cfg)
 
 
 def read_config(path: Path, overrides: list[str]) -> JobConfig:
@@ -36,7 +46,7 @@ def read_config(path: Path, overrides: list[str]) -> JobConfig:
 
 def job_config(job: str, values: dict[str, object], overrides: list[str]) -> JobConfig:
     """A job's options: defaults, then values, then overrides."""
-    from holdfast.training.jobs import config_classes
+    from holdfast.training.config import config_classes
 
     if job not in registry.jobs:
         registry.jobs.get(job, path=JOB_KEY)  # raises, with the nearest name
@@ -52,15 +62,12 @@ def read_run(
     group: str,
     parent: str | None = None,
     init_from: str | None = None,
-) -> JobConfig:
-    """The checked options of a run that is to start; what is wrong is found before JAX is imported."""
+) -> "ResolvedRun":
+    """The checked run that is to start; what is wrong is found before JAX is imported."""
     from holdfast.execution.names import check_name
-    from holdfast.training.check import checked
 
     if parent and init_from:
         raise UserError("--from and --init-from: choose one, a shared past or the weights alone")
     for value, option in ((name, "--name"), (project, "--project"), (group, "--group")):
         check_name(value, option)
-    resolved = read_config(path, overrides)
-    checked(resolved.job, resolved.cfg)
-    return resolved
+    return read_config(path, overrides).resolved()

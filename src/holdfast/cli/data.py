@@ -2,15 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.data.config import DataConfig
 from holdfast.errors import UserError
+from holdfast.types import Json
 
 if TYPE_CHECKING:
-    from holdfast.data.store import Prepared
+    from holdfast.data.store import TokenStore
 
 app = typer.Typer(no_args_is_help=True, help="List, show and remove prepared data.")
 
@@ -19,6 +19,8 @@ PERCENTILES = (5, 25, 50, 75, 95, 100)
 
 
 def _cache(folder: Path | None) -> Path:
+    from holdfast.data.config import DataConfig
+
     return DataConfig(cache=str(folder) if folder else None).cache_path()
 
 
@@ -31,24 +33,33 @@ def list_(
     Example: holdfast data list
     """
     from rich.console import Console
-    from rich.table import Table
 
-    from holdfast.data.store import stores
+    from holdfast.cli.options import table
+    from holdfast.data.store import store_paths
 
-    found = list(stores(_cache(cache)))
+    found = opened(store_paths(_cache(cache)))
     if as_json:
         for store in found:
             typer.echo(json.dumps({"name": store.path.name, "disk": disk(store.path), **_counts(store)}))
         return
-    table = Table("store", "documents", "tokens", "bytes", "on disk", "tokenizer")
-    for store in found:
-        counts = (store.num_documents, store.num_tokens, store.num_bytes, disk(store.path))
-        table.add_row(store.path.name, *(f"{count:,}" for count in counts), store.ledger["tokenizer"]["name"])
-    console = Console()
-    console.print(table if found else f"{_cache(cache)}: nothing is prepared yet; `holdfast prepare CONFIG` does it")
+    if not found:
+        typer.echo(f"{_cache(cache)}: nothing is prepared yet; `holdfast prepare CONFIG` does it")
+        return
+    rows = [
+        (
+            store.path.name,
+            f"{store.num_documents:,}",
+            f"{store.num_tokens:,}",
+            f"{disk(store.path) / 2**20:,.1f} MiB",
+            Path(store.ledger["tokenizer"]["name"]).name,
+        )
+        for store in found
+    ]
+    shown = table(("store", "documents", "tokens", "on disk", "tokenizer"), rows, name="store")
+    Console(highlight=False).print(shown)
 
 
-def _counts(store: "Prepared") -> dict[str, Any]:
+def _counts(store: "TokenStore") -> Json:
     ledger = store.ledger
     return {key: ledger[key] for key in ("source", "split", "kind", "documents", "tokens", "bytes", "tokenizer")}
 
@@ -60,11 +71,15 @@ def disk(folder: Path) -> int:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="a store's name, or the beginning of it")],
+    name: Annotated[str, typer.Argument(help="a store's name, the beginning of it, or the folder of a run")],
     cache: Cache = None,
     examples: Annotated[int, typer.Option(min=0, help="documents to decode")] = 3,
 ) -> None:
-    """Show a prepared store: counts, lengths, broken rows and a few documents.
+    """Show prepared stores: counts, lengths, documents.
+
+    Also broken rows. A name that several stores begin with shows all of them, and says which.
+
+    Of a run: the rows that its model sampled from itself (training/replay/source: self), one a document.
 
     Example: holdfast data show pydocs-train
     """
@@ -74,7 +89,11 @@ def show(
     from holdfast.data.prepare import tokenizer_folder
     from holdfast.data.tokenizers import load_tokenizer
 
-    for store in matching(name, _cache(cache)):
+    of_run = (Path(name) / "config.yaml").is_file()
+    found = sampled_by(Path(name)) if of_run else opened(matching(name, _cache(cache)))
+    if len(found) > 1 and not of_run:
+        typer.echo(f"{len(found)} stores begin with {name}: {', '.join(store.path.name for store in found)}")
+    for store in found:
         typer.echo(f"{store.path.name}: {store.path}")
         for key, value in _counts(store).items():
             typer.echo(f"  {key}: {value['name'] if key == 'tokenizer' else value}")
@@ -83,7 +102,8 @@ def show(
         typer.echo(f"  tokens a document: {shown}")
         for line in broken_lines(store.ledger["broken"]):
             typer.echo(f"  broken: {line}")
-        tokenizer = load_tokenizer(tokenizer_folder(_cache(cache), store.ledger["tokenizer"]["fingerprint"]))
+        saved = tokenizer_folder(_cache(cache), store.ledger["tokenizer"]["fingerprint"])
+        tokenizer = load_tokenizer(Path(name) / "tokenizer" if of_run else saved)
         for index in np.linspace(0, store.num_documents - 1, min(examples, store.num_documents)).astype(int).tolist():
             ids, prompt = store.tokens(index), store.prompt_length(index)
             parts = [tokenizer.decode(ids[:prompt]), tokenizer.decode(ids[prompt:])]
@@ -91,11 +111,36 @@ def show(
             typer.echo(f"  document {index} ({len(ids)} tokens): {text}")
 
 
-def matching(name: str, cache: Path) -> "list[Prepared]":
-    """The stores whose names begin so; none is an error."""
-    from holdfast.data.store import stores
+def sampled_by(run_dir: Path) -> "list[TokenStore]":
+    """The rows that the model of a run sampled from itself; none is an error."""
+    from holdfast.data.sampled import published_sets
 
-    found = [store for store in stores(cache) if store.path.name.startswith(name)]
+    found = published_sets(run_dir)
+    if not found:
+        raise UserError(
+            f"{run_dir}: no rows that its model sampled; training/replay: {{source: self}} makes a run have some"
+        )
+    return found
+
+
+def opened(paths: list[Path]) -> "list[TokenStore]":
+    """The stores in some folders; damaged ones are told on stderr."""
+    from holdfast.data.store import DamagedStore, TokenStore
+
+    found = []
+    for path in paths:
+        try:
+            found.append(TokenStore.open(path))
+        except DamagedStore as error:
+            typer.echo(str(error), err=True)
+    return found
+
+
+def matching(name: str, cache: Path) -> list[Path]:
+    """The folders of the stores whose names begin so; none is an error."""
+    from holdfast.data.store import store_paths
+
+    found = [path for path in store_paths(cache) if path.name.startswith(name)]
     if not found:
         raise UserError(f"{name}: there is no such store in {cache}; `holdfast data list` shows all")
     return found
@@ -108,7 +153,9 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
     unfinished: Annotated[bool, typer.Option("--unfinished", help="also what killed preparations left")] = False,
 ) -> None:
-    """Remove prepared stores; they are prepared again when they are needed.
+    """Remove prepared stores.
+
+    They are prepared again when they are needed.
 
     Example: holdfast data remove pydocs
     """
@@ -120,7 +167,7 @@ def remove(
     if unfinished:
         for name in remove_unfinished(_cache(cache)):
             typer.echo(f"{name}: unfinished, removed")
-    found = {store.path: store for name in names or [] for store in matching(name, _cache(cache))}
+    found = dict.fromkeys(path for name in names or [] for path in matching(name, _cache(cache)))
     for path in found:
         typer.echo(f"{path.name}: {disk(path):,} bytes")
     if found and not yes and not typer.confirm(f"remove {len(found)} stores?"):

@@ -1,24 +1,27 @@
 """`holdfast eval`: a checkpoint of a run, evaluated."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, List, Optional
 
 import typer
 
+from holdfast.cli.options import run_and_checkpoints
+from holdfast.types import Json
+
 if TYPE_CHECKING:
     from holdfast.evaluation.results import TaskResult
+    from holdfast.training.base import Trainer
 
 
 def eval_command(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Annotated[str, typer.Argument(help="RUN or RUN@CHECKPOINT (latest, a step, boundary_1, best_0, final).")],
     overrides: Annotated[
         Optional[List[str]], typer.Argument(help="path=value, such as eval.kind=generate eval.limit=100.")
     ] = None,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", help="latest, a step, boundary_1, best_0, final.")
-    ] = "latest",
+    checkpoint: Annotated[Optional[str], typer.Option("--checkpoint", help="The same as RUN@CHECKPOINT.")] = None,
     tasks: Annotated[
         Optional[str], typer.Option("--tasks", help="Evaluations and datasets, with commas; all of the run's.")
     ] = None,
@@ -32,66 +35,82 @@ def eval_command(
     ema: Annotated[bool, typer.Option("--ema", help="The average of the weights (training/ema) instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Results as JSON.")] = False,
 ) -> None:
-    """Evaluate a checkpoint: accuracies with chance and interval, held-out losses, divergence from the reference.
+    """Evaluate a checkpoint of a run.
 
-    Example: holdfast eval runs/general/default/quickstart --checkpoint boundary_1 --tasks arithmetic,lists
+    Accuracies with chance and interval, held-out losses, divergence from the reference. What cannot be evaluated
+    because its data is not here is named and left out.
+
+    Example: holdfast eval runs/general/default/quickstart@boundary_1 --tasks arithmetic,lists
     """
     from holdfast.errors import UserError
     from holdfast.evaluation.results import write_examples
     from holdfast.training.runs import open_run
-    from holdfast.training.weights import no_average
+    from holdfast.training.weights import no_ema
 
     if harness is not None and (tasks is not None or out is not None):
         raise UserError("--harness: --tasks and --out are of our own evaluations; leave them out, or --harness")
-    opened = open_run(run, overrides)
-    trainer = opened.trainer(checkpoint)
+    folder, names = run_and_checkpoints(str(run), [checkpoint] if checkpoint else [])
+    if len(names) > 1:
+        raise UserError(f"{run}: eval takes one checkpoint at a time")
+    trainer = open_run(folder, overrides).trainer(*names)
     if ema:
         average = trainer.state.ema_params()
         if average is None:
-            raise no_average(run)
+            raise no_ema(folder)
         trainer.state = trainer.state.replace(params=average)
     if harness is not None:
         results = _harness(trainer, _names(harness), harness_tasks)
         print(json.dumps(results, indent=1, default=str))
         return
-    found = _evaluate(trainer, None if tasks is None else _names(tasks))
+    asked = None if tasks is None else _names(tasks)
+    found, missing = _evaluate(trainer, asked)
     if out is not None:
         write_examples(out, found)
     if as_json:
         print(json.dumps({name: _record(result) for name, result in found.items()}, indent=1))
-    else:
+    elif found:
         _print_table(found)
+    if missing and (asked is not None or not found):
+        raise UserError("\n".join(missing))
+    for line in missing:
+        print(f"left out: {line}", file=sys.stderr)
 
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _evaluate(trainer: Any, names: list[str] | None) -> "dict[str, TaskResult]":
-    """Evaluate what the run has, or what is named."""
-    from holdfast.training.measure import chosen_evaluator
-    from holdfast.training.state import KLDivergenceTrainState
+def _evaluate(trainer: "Trainer", names: list[str] | None) -> "tuple[dict[str, TaskResult], list[str]]":
+    """Evaluate what the run has, or what is named; also what was left out because its data is missing, and why."""
+    from holdfast.training.results import chosen_evaluator
 
-    reference = trainer.state.reference_params() if isinstance(trainer.state, KLDivergenceTrainState) else None
-    return chosen_evaluator(trainer, names).evaluate(trainer.state.params, reference)
+    params, reference = trainer.state.params, trainer.state.reference_params()
+    own = trainer.evaluator() if trainer.resolved.overrides_evaluator else None
+    if own is not None:
+        tasks, datasets = ([n for n in known if names is None or n in names] for known in (own.tasks, own.rows))
+        return own.evaluate(params, reference, tasks=tasks, datasets=datasets), []
+    missing: list[str] = []
+    evaluator = chosen_evaluator(trainer.resolved, trainer.topology, names, missing.append)
+    # A dataset that is also an evaluation is missing twice, for one reason.
+    return evaluator.evaluate(params, reference), list(dict.fromkeys(missing))
 
 
-def _harness(trainer: Any, tasks: list[str], folder: Path | None) -> dict[str, Any]:
+def _harness(trainer: Any, tasks: list[str], folder: Path | None) -> Json:
     from holdfast.evaluation.forward import Runner
     from holdfast.evaluation.harness import HarnessModel, run_harness
-    from holdfast.models.decoder import Decoder
 
-    evaluation = trainer.settings.evaluation
-    runner: Runner[Any] = Runner(Decoder(trainer.model_spec), trainer.model_spec, trainer.topology)
-    model = HarnessModel(runner, trainer.state.params, trainer.tokenizer, evaluation.batch_size)
+    run = trainer.resolved
+    evaluation = run.options.evaluation
+    runner: Runner = Runner(run.model, trainer.topology)
+    model = HarnessModel(runner, trainer.state.params, run.tokenizer, evaluation.batch_size)
     results = run_harness(model, tasks, limit=evaluation.limit, include_path=folder, seed=evaluation.seed)
     return dict(results["results"])
 
 
-def _record(result: "TaskResult") -> dict[str, Any]:
+def _record(result: "TaskResult") -> Json:
     from holdfast.evaluation.matrix import finite
 
-    record: dict[str, Any] = {
+    record: Json = {
         "measures": {name: finite(value) for name, value in result.measures.items()},
         "intervals": {name: list(ends) for name, ends in result.intervals.items()},
         "rows": result.num_rows,
@@ -104,6 +123,7 @@ def _print_table(results: "Mapping[str, TaskResult]") -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for title in ("task", "accuracy", "chance", "majority", "bits/byte", "nll", "KL fwd", "KL rev"):
@@ -115,7 +135,7 @@ def _print_table(results: "Mapping[str, TaskResult]") -> None:
         if result.one_class:
             accuracy += "\nall one answer"
         table.add_row(
-            name,
+            Text(name),
             accuracy,
             _number(result.chance, 3),
             _number(result.majority, 3),

@@ -6,13 +6,16 @@ from typing import Annotated, Any, List, Optional
 
 import typer
 
+from holdfast.cli.options import run_and_checkpoints
+from holdfast.types import Json
+
 
 def generate_command(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or of a pretrained model.")],
+    run: Annotated[str, typer.Argument(help="RUN, RUN@CHECKPOINT, RUN@ONE,TWO, or the folder of a pretrained model.")],
     prompt: Annotated[str, typer.Argument(help="What the model goes on from.")],
     checkpoint: Annotated[
         Optional[List[str]],
-        typer.Option("--checkpoint", help="latest, a step, boundary_1, best_0, final; several stand side by side."),
+        typer.Option("--checkpoint", help="The same as RUN@CHECKPOINT; repeatable: they stand side by side."),
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens to make.")] = 200,
     temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 takes the likeliest token.")] = 0.8,
@@ -25,19 +28,23 @@ def generate_command(
 ) -> None:
     """Generate text, shown while it is made.
 
-    Example: holdfast generate runs/general/default/quickstart "def " --checkpoint boundary_1 --checkpoint final
+    A checkpoint is latest, a step, boundary_1, best_0 or final; several stand side by side. No data is needed.
+
+    Example: holdfast generate runs/general/default/quickstart@boundary_1,final "def "
     """
     from holdfast.errors import UserError
+    from holdfast.execution.checkpoints import LATEST
     from holdfast.models.pretrained.source import is_model
 
-    pretrained = not (run / "config.yaml").is_file() and is_model(run)
-    if pretrained and (checkpoint or ema):
-        given = "--checkpoint" if checkpoint else "--ema"
-        raise UserError(f"{given}: {run} is a pretrained model, which has no checkpoints")
+    folder, names = run_and_checkpoints(str(run), checkpoint or [])
+    pretrained = not (folder / "config.yaml").is_file() and is_model(folder)
+    if pretrained and (names or ema):
+        given = f"checkpoint {names[0]}" if names else "--ema"
+        raise UserError(f"{given}: {folder} is a pretrained model, which has no checkpoints")
 
     from holdfast.evaluation.decoding import Sampler, stream
 
-    runner, tokenizer, models = _model(run) if pretrained else _checkpoints(run, checkpoint or ["latest"], ema=ema)
+    runner, tokenizer, models = _model(folder) if pretrained else _checkpoints(folder, names or [LATEST], ema=ema)
     sampler = Sampler(temperature, top_k, top_p)
     streams = [
         stream(runner, params, tokenizer, prompt, max_new_tokens=tokens, sampler=sampler, seed=seed)
@@ -49,37 +56,29 @@ def generate_command(
         _show_many(prompt, list(models), streams)
 
 
-def _checkpoints(run: Path, names: list[str], *, ema: bool) -> tuple[Any, Any, dict[str, Any]]:
+def _checkpoints(run: Path, names: list[str], *, ema: bool) -> tuple[Any, Any, Json]:
     """What checkpoints of a run are decoded with, and their weights by title."""
     from holdfast.evaluation.forward import Runner
-    from holdfast.models.decoder import Decoder
-    from holdfast.training.resume import load_weights
     from holdfast.training.runs import open_run
 
     opened = open_run(run)
     infos = [opened.checkpoint(name) for name in names]
     trainer = opened.empty_trainer() if ema else opened.trainer(names[0])
-    runner = Runner(Decoder(trainer.model_spec), trainer.model_spec, trainer.topology)
+    runner: Runner = Runner(trainer.resolved.model, trainer.topology)
     if ema:
-        weights = [load_weights(trainer, info, "ema") for info in infos]
+        weights = [trainer.restorer.weights(info, "ema") for info in infos]
     else:
-        weights = [trainer.state.params, *(load_weights(trainer, info) for info in infos[1:])]
+        weights = [trainer.state.params, *(trainer.restorer.weights(info) for info in infos[1:])]
     titles = [f"{name} (step {info.step:,})" for name, info in zip(names, infos, strict=True)]
-    return runner, trainer.tokenizer, dict(zip(titles, weights, strict=True))
+    return runner, trainer.resolved.tokenizer, dict(zip(titles, weights, strict=True))
 
 
-def _model(folder: Path) -> tuple[Any, Any, dict[str, Any]]:
+def _model(folder: Path) -> tuple[Any, Any, Json]:
     """What a pretrained model is decoded with, and its weights."""
-    from holdfast.data.config import TokenizerConfig
-    from holdfast.evaluation.forward import Runner
-    from holdfast.execution.topology import Topology
-    from holdfast.models.decoder import Decoder
-    from holdfast.models.pretrained import load_params, load_spec, tokenizer_for
+    from holdfast.training.runs import open_pretrained
 
-    source = str(folder)
-    spec, tokenizer, topology = load_spec(source), tokenizer_for(source, TokenizerConfig()), Topology.build()
-    runner = Runner(Decoder(spec), spec, topology)
-    return runner, tokenizer, {source: load_params(source, spec, topology.mesh)}
+    model = open_pretrained(str(folder))
+    return model.runner, model.tokenizer, {model.title: model.params}
 
 
 def _show_one(prompt: str, pieces: Iterator[str]) -> None:
@@ -93,13 +92,13 @@ def _show_many(prompt: str, titles: list[str], streams: list[Iterator[str]]) -> 
     """Columns that grow together, a piece of each in turn."""
     from rich.console import Console
     from rich.live import Live
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     texts = [prompt] * len(streams)
 
     def table() -> Table:
-        made = Table(*titles, expand=True)
+        made = Table(*(Column(Text(title)) for title in titles), expand=True)
         made.add_row(*map(Text, texts))
         return made
 

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Annotated, List, Optional
 
 import typer
 
+from holdfast.cli.options import table
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from holdfast.training.profiling import Profile
+    from holdfast.analysis.profile import Profile
 
 SHOWN_OPERATIONS = 12
 
@@ -21,26 +23,25 @@ def profile_command(
     out: Annotated[Optional[Path], typer.Option("--out", help="Folder for the trace; profiles/NAME.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Rehearse some steps: time of step, data and host, share of the machine's peak, longest operations, a trace.
+    """Rehearse some steps and show where their time goes.
 
-    No run is started or touched. The trace opens at https://ui.perfetto.dev, without leaving this machine.
+    Time of step, data and host, share of the machine's peak, longest operations, a trace. No run is started or
+    touched. The trace opens at https://ui.perfetto.dev, without leaving this machine.
 
     Example: holdfast profile my.yaml --steps 12 --out profiles/my
     """
     from holdfast.cli.configs import read_config
-    from holdfast.training.check import checked
 
-    resolved = read_config(config, overrides or [])
-    checked(resolved.job, resolved.cfg)
+    run = read_config(config, overrides or []).resolved()
 
     import json
 
     from rich.console import Console
 
-    from holdfast.training.profiling import FIGURES, TRACE, profile
+    from holdfast.analysis.profile import FIGURES, TRACE, profile
 
     folder = out or Path("profiles") / config.stem
-    found = profile(resolved.job, resolved.cfg, folder, steps=steps, stage=stage)
+    found = profile(run, folder, steps=steps, stage=stage)
     if as_json:
         print(json.dumps(found.to_dict()))
         return
@@ -60,29 +61,22 @@ def profile_command(
 
 def times(found: "Profile") -> "Table":
     """Where the time of a step goes."""
-    from rich.table import Table
-
-    table = Table("a step", "milliseconds", "share", title="where the time goes")
-    rows = {
+    times_of = {
         "compiled step": found.compute,
         "data: wait and placing": found.data,
         "host: the loop's own work": found.host,
         "all": found.wall,
         "(a batch, made in the background)": found.batch,
     }
-    for name, seconds in rows.items():
-        table.add_row(name, f"{seconds * 1e3:,.2f}", f"{seconds / found.wall:.1%}")
-    return table
+    rows = [(name, f"{seconds * 1e3:,.2f}", f"{seconds / found.wall:.1%}") for name, seconds in times_of.items()]
+    return table(("a step", "milliseconds", "share"), rows, title="where the time goes")
 
 
 def operations(found: "Profile") -> "Table":
     """The longest operations; their times are summed over threads."""
-    from rich.table import Table
-
-    table = Table("from", "operations", "milliseconds", "share", title="longest operations of the step")
     total = sum(operation.seconds for operation in found.operations)
-    for operation in found.operations[:SHOWN_OPERATIONS]:
-        share = operation.seconds / total if total else 0.0
-        milliseconds = f"{operation.seconds * 1e3:,.2f}"
-        table.add_row(operation.origin, str(operation.count), milliseconds, f"{share:.1%}")
-    return table
+    rows = [
+        (each.origin, str(each.count), f"{each.seconds * 1e3:,.2f}", f"{each.seconds / total if total else 0.0:.1%}")
+        for each in found.operations[:SHOWN_OPERATIONS]
+    ]
+    return table(("from", "operations", "milliseconds", "share"), rows, title="longest operations of the step")

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.config import configure, merge, read_yaml
-from holdfast.data.config import DataConfig
 from holdfast.errors import ConfigError, UserError
+from holdfast.types import Json
+
+if TYPE_CHECKING:
+    from holdfast.data.config import DataConfig
 
 app = typer.Typer(no_args_is_help=True, help="Train tokenizers.")
 
@@ -25,10 +27,12 @@ def train(
     vocab_size: Annotated[int, typer.Option(help="tokens, special ones included")],
     max_bytes: Annotated[int, typer.Option(help="bytes of text to look at")] = 200_000_000,
 ) -> None:
-    """Train a byte-level BPE tokenizer on the training texts of a config's mixture.
+    """Train a byte-level BPE tokenizer on a config's data.
 
     Example: holdfast tokenizer train config.yaml my-tokenizer --vocab-size 4096
     """
+    from holdfast.config import configure, merge, read_yaml
+    from holdfast.data.config import DataConfig
     from holdfast.data.tokenizers.train import train_tokenizer
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -41,7 +45,7 @@ def train(
     typer.echo(f"{out}: {tokenizer.vocab_size} tokens, trained on {', '.join(rates)}; use it by tokenizer/name: {out}")
 
 
-def mixture_rates(values: dict[str, Any]) -> dict[str, float]:
+def mixture_rates(values: Json) -> dict[str, float]:
     """The summed share of every dataset in a config's `training/dataset`, over all stages.
 
     >>> a, b = {"name": "a", "rate": 0.5}, {"name": "b", "rate": 0.5}
@@ -64,7 +68,7 @@ def mixture_rates(values: dict[str, Any]) -> dict[str, float]:
     return rates
 
 
-def mixture_texts(rates: dict[str, float], data: DataConfig, max_bytes: int) -> Iterator[str]:
+def mixture_texts(rates: dict[str, float], data: "DataConfig", max_bytes: int) -> Iterator[str]:
     """Training texts of several datasets, interleaved so that their bytes follow the rates."""
     from holdfast.data.sources import documents
 

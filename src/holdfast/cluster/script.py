@@ -1,5 +1,6 @@
 """The batch script: submitit writes what SLURM reads, and around its `srun` stands when a job is queued again.
 
+Without submitit the same script is written here, to be looked at: `--dry-run` needs no extra.
 Nothing is pickled: the tasks run the `holdfast run` that the script shows.
 """
 
@@ -7,10 +8,10 @@ import importlib.util
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from holdfast.cluster.resources import Resources
 from holdfast.errors import UserError
+from holdfast.types import Json
 
 # The signal before the limit goes to this script, which remembers it and passes it on: srun hands SIGUSR1 to all
 # tasks, and they save and stop. At a preemption and at scancel SLURM signals the tasks itself, but this script too,
@@ -69,14 +70,15 @@ def batch_script(
         command = '"${run[@]}"'
         parameters |= {"map_count": len(commands), "array_parallelism": resources.parallel or len(commands)}
     teardown = [AFTER.format(max_requeues=resources.max_requeues)]
-    return written_by_submitit(folder, f"{command} &", {**parameters, "setup": setup, "teardown": teardown})
+    write = written_by_submitit if has_submitit() else written_here
+    return write(folder, f"{command} &", {**parameters, "setup": setup, "teardown": teardown})
 
 
-def sbatch_parameters(name: str, directory: Path, resources: Resources) -> dict[str, Any]:
+def sbatch_parameters(name: str, directory: Path, resources: Resources) -> Json:
     """The options of sbatch and srun under submitit's names."""
     # srun takes the CPUs of a task from its own option alone since SLURM 22.05.
     cpus = [] if resources.cpus_per_task is None else [f"--cpus-per-task={resources.cpus_per_task}"]
-    more: dict[str, Any] = {"chdir": str(directory), "requeue": True, "signal": f"B:USR1@{resources.grace_seconds}"}
+    more: Json = {"chdir": str(directory), "requeue": True, "signal": f"B:USR1@{resources.grace_seconds}"}
     return {
         "job_name": name,
         "time": resources.time,
@@ -97,10 +99,39 @@ def sbatch_parameters(name: str, directory: Path, resources: Resources) -> dict[
     }
 
 
-def written_by_submitit(folder: Path, command: str, parameters: dict[str, Any]) -> str:
-    """The script that submitit writes for a command; without submitit a UserError says how to get it."""
-    if importlib.util.find_spec("submitit") is None:
-        raise UserError("submitting needs the package submitit: pip install 'holdfast[slurm]'")
+def has_submitit() -> bool:
+    """Whether the package is installed."""
+    return importlib.util.find_spec("submitit") is not None
+
+
+def require_submitit() -> None:
+    """Say how to get submitit where it is not installed."""
+    if not has_submitit():
+        raise UserError("submitting needs the package submitit: pip install 'holdfast[slurm]'; --dry-run does not")
+
+
+def written_here(folder: Path, command: str, parameters: Json) -> str:
+    """The script that submitit would write for a command, letter for letter."""
+    given = dict(parameters)
+    setup, teardown, srun = given.pop("setup"), given.pop("teardown"), given.pop("srun_args")
+    more, count, parallel = (given.pop(k, None) for k in ("additional_parameters", "map_count", "array_parallelism"))
+    job = "%A_%a" if count else "%j"
+    assert given.pop("stderr_to_stdout"), "a script with a file of errors is not written here"
+    options = {**given, **more, "open_mode": "append", "output": f"{folder}/{job}_0_log.out"}
+    if count:
+        options["array"] = f"0-{count - 1}%{min(count, parallel)}"
+    lines = [
+        f"#SBATCH --{name.replace('_', '-')}" + ("" if value is True else f"={shlex.quote(str(value))}")
+        for name, value in sorted(options.items())
+        if value is not None and value is not False
+    ]
+    called = f"srun --unbuffered --output {shlex.quote(f'{folder}/{job}_%t_log.out')} {shlex.join(srun)} {command}"
+    parts = ["#!/bin/bash", "", "# Parameters", *lines, "", "# setup", *setup, "", "# command"]
+    return "\n".join([*parts, "export SUBMITIT_EXECUTOR=slurm", called, "", "", "# teardown", *teardown])
+
+
+def written_by_submitit(folder: Path, command: str, parameters: Json) -> str:
+    """The script that submitit writes for a command."""
     from submitit import SlurmExecutor
 
     class Script(SlurmExecutor):

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,9 +62,14 @@ def call(*command: str) -> subprocess.CompletedProcess[str]:
         raise UserError(f"{command[0]}: SLURM did not answer within {_SECONDS} seconds; try again later") from None
 
 
-def submit(script: Path) -> str:
-    """Hand a script to SLURM; returns the number of its job. What SLURM does not take is `RefusedError`."""
-    done = call("sbatch", "--parsable", str(script))
+def submit(script: Path, after: Sequence[str] = ()) -> str:
+    """Hand a script to SLURM; returns the number of its job. What SLURM does not take is `RefusedError`.
+
+    Args:
+        after: numbers of jobs that must have ended before it starts, however they ended.
+    """
+    waits = [f"--dependency=afterany:{':'.join(after)}"] if after else []
+    done = call("sbatch", "--parsable", *waits, str(script))
     if done.returncode:
         raise RefusedError(f"sbatch refused the job: {_said(done)}")
     return done.stdout.strip().partition(";")[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast.cluster import slurm
 from holdfast.cluster.resources import Resources
-from holdfast.cluster.script import batch_script
+from holdfast.cluster.script import batch_script, require_submitit
 from holdfast.errors import UserError
 from holdfast.execution.files import write_atomically, write_json
 
@@ -78,6 +78,8 @@ class Request:
         command: the program and its options up to the config, such as `python -m holdfast run`.
         arguments: what follows the config and is the same for all runs.
         runs: what differs: names, folders, overrides.
+        commands: what each run's tasks run, where that is no command with the config's copy and a name.
+        after: SLURM's numbers of jobs that must have ended before these start.
     """
 
     name: str
@@ -87,11 +89,15 @@ class Request:
     arguments: Sequence[str]
     runs: Sequence[SubmittedRun]
     resources: Resources
+    commands: Sequence[Sequence[str]] = ()
+    after: Sequence[str] = ()
 
     def script(self, folder: Path) -> str:
         """The batch script of a submission with this folder."""
         copy = str(folder / self.config.name)
-        commands = [[*self.command, copy, *self.arguments, "--name", run.name, *run.overrides] for run in self.runs]
+        commands = self.commands or [
+            [*self.command, copy, *self.arguments, "--name", run.name, *run.overrides] for run in self.runs
+        ]
         return batch_script(folder.name, folder, Path.cwd(), commands, self.resources)
 
 
@@ -103,6 +109,7 @@ def preview(request: Request) -> str:
 def submit(request: Request) -> Submission:
     """Write a submission's folder and hand its script to SLURM; what SLURM refuses leaves nothing behind."""
     slurm.require("sbatch")
+    require_submitit()
     refuse_twice(request)
     preview(request)  # what cannot be written as a script is found before there is a folder
     folder = _new_folder(request)
@@ -119,7 +126,7 @@ def submit(request: Request) -> Submission:
         write_atomically(folder / request.config.name, request.config.read_bytes())
         write_atomically(folder / SCRIPT, request.script(folder))
         _write(record)
-        record = dataclasses.replace(record, job=slurm.submit(folder / SCRIPT))
+        record = dataclasses.replace(record, job=slurm.submit(folder / SCRIPT, request.after))
     except (slurm.RefusedError, OSError) as error:
         # Only then: where SLURM may have taken the job, its config and script must stay.
         shutil.rmtree(folder, ignore_errors=True)

@@ -7,10 +7,23 @@ from pathlib import Path
 from typing import Dict, List, Optional
 
 from holdfast.config import field
-from holdfast.errors import ConfigError
+from holdfast.conversion import check_path
+from holdfast.errors import ConfigError, UserError, shortened
 
 FORMATS = ("jsonl", "json", "parquet", "arrow", "csv", "txt")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MOST = 10**18  # documents or tokens of anything
+LONGEST_NAME = 128  # bytes; with what is added to it, it is the name of a folder
+
+
+def check_dataset_name(name: str, what: str = "dataset") -> None:
+    """Refuse a name of a dataset or split that could leave the folder in which it becomes a path."""
+    bad = not name or name.startswith((".", "-", "~")) or any(c in "/\\" or not c.isprintable() for c in name)
+    if bad or len(name.encode("utf-8", "replace")) > LONGEST_NAME:
+        raise UserError(
+            f"{what} {shortened(name)}: expected a name of letters, digits, dots, dashes and underscores, at most "
+            f"{LONGEST_NAME} bytes; data that lies elsewhere is described under data/sources/NAME/path"
+        )
 
 
 @dataclass(frozen=True)
@@ -19,15 +32,25 @@ class TokenizerConfig:
 
     name: str = field(
         "tokenizer/name",
+        resume="planned",
         default="bytes",
         help="bytes, a tokenizer.json, a folder with vocab.json and merges.txt, a tok512.bin, or a hub name",
     )
     eot: Optional[str] = field(
-        "tokenizer/eot", default=None, help="token that ends a document; null finds a well-known one such as </s>"
+        "tokenizer/eot",
+        resume="planned",
+        default=None,
+        help="token that ends a document; null finds a well-known one such as </s>",
     )
     pad: Optional[str] = field(
-        "tokenizer/pad", default=None, help="token that fills rows; null finds <pad>, else the end-of-text token"
+        "tokenizer/pad",
+        resume="planned",
+        default=None,
+        help="token that fills rows; null finds <pad>, else the end-of-text token",
     )
+
+    def __post_init__(self) -> None:
+        check_path(self.name, "tokenizer/name", "bytes, a path or a hub name")
 
 
 @dataclass(frozen=True)
@@ -56,6 +79,8 @@ class SourceConfig:
     max_tokens: Optional[int] = None
 
     def __post_init__(self) -> None:
+        check_path(self.path, "path", "a file, a folder, a glob or a hub name")
+        check_path(self.validation, "validation", "a path, or the name of a split")
         if self.format is not None and self.format not in FORMATS:
             raise ConfigError("format", self.format, f"one of {', '.join(FORMATS)}", "or leave it out")
         if self.sample_by not in ("chunk", "line", "file"):
@@ -70,8 +95,8 @@ class SourceConfig:
             raise ConfigError("validation_fraction", self.validation_fraction, "a share between 0 and 1")
         for name in ("max_documents", "max_tokens"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(name, value, "a whole number of at least 1")
+            if value is not None and not 1 <= value <= MOST:
+                raise ConfigError(name, value, f"a whole number from 1 to {MOST}")
 
 
 @dataclass(frozen=True)
@@ -79,28 +104,65 @@ class DataConfig:
     """Where data comes from, where it is kept once prepared, and how much is wrong before work stops."""
 
     root: Optional[str] = field(
-        "data/root", default=None, help="folder with NAME/train.jsonl and so on, used before the hub; HOLDFAST_DATA"
+        "data/root",
+        resume="free",
+        tells="nothing",
+        default=None,
+        help="folder with NAME/train.jsonl and so on, used before the hub; HOLDFAST_DATA",
     )
     cache: Optional[str] = field(
-        "data/cache", default=None, help="folder of prepared stores; HOLDFAST_CACHE, else the user's cache folder"
+        "data/cache",
+        resume="free",
+        tells="nothing",
+        default=None,
+        help="folder of prepared stores; HOLDFAST_CACHE, else the user's cache folder",
     )
     sources: Dict[str, SourceConfig] = field(
-        "data/sources", default_factory=dict, help="datasets of one's own: NAME: {path: ..., text: field}"
+        "data/sources",
+        resume="planned",
+        default_factory=dict,
+        help="datasets of one's own: NAME: {path: ..., text: field}",
     )
     workers: int = field(
-        "data/workers", default=0, ge=0, help="tokenising processes; 0 uses the tokenizer's own threads"
+        "data/workers",
+        resume="free",
+        tells="nothing",
+        default=0,
+        ge=0,
+        le=4096,
+        help="tokenising processes; 0 uses the tokenizer's own threads",
     )
     max_broken: float = field(
-        "data/max_broken", default=0.01, ge=0, le=1, help="share of broken rows above which data is refused"
+        "data/max_broken",
+        resume="free",
+        default=0.01,
+        ge=0,
+        le=1,
+        help="share of broken rows above which data is refused",
     )
     max_leak: float = field(
-        "data/max_leak", default=0.1, ge=0, le=1, help="share of held-out rows found in training above which it stops"
+        "data/max_leak",
+        resume="free",
+        default=0.1,
+        ge=0,
+        le=1,
+        help="share of held-out rows found in training above which it stops",
     )
     max_documents: Optional[int] = field(
-        "data/max_documents", default=None, ge=1, help="documents taken from each split of each dataset; null is all"
+        "data/max_documents",
+        resume="planned",
+        default=None,
+        ge=1,
+        le=MOST,
+        help="documents taken from each split of each dataset; null is all",
     )
     max_tokens: Optional[int] = field(
-        "data/max_tokens", default=None, ge=1, help="tokens taken from each split of each dataset; null is all"
+        "data/max_tokens",
+        resume="planned",
+        default=None,
+        ge=1,
+        le=MOST,
+        help="tokens taken from each split of each dataset; null is all",
     )
     loss_on: str = field(
         "data/loss_on",
@@ -110,6 +172,7 @@ class DataConfig:
     )
     validation_fraction: float = field(
         "data/validation_fraction",
+        resume="planned",
         default=0.05,
         gt=0,
         lt=1,
@@ -117,6 +180,8 @@ class DataConfig:
     )
 
     def __post_init__(self) -> None:
+        check_path(self.root or None, "data/root", "a folder")
+        check_path(self.cache or None, "data/cache", "a folder")
         for name in self.sources:
             if not _NAME.fullmatch(name):
                 raise ConfigError(

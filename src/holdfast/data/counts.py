@@ -168,6 +168,13 @@ class CountTable:
         counts: NDArray[np.int64] = after - before
         return counts
 
+    def kinds_between(self, start: int, end: int) -> NDArray[np.int64]:
+        """Rows of each source at the steps of one span or a part of it; what repeats in it is listed once."""
+        segment = self._segments[bisect.bisect_right(self._starts, start) - 1]
+        last = min(end, max(start, segment.start_step) + len(segment.prefix) - 1)
+        counts: NDArray[np.int64] = np.diff(segment.drawn(np.arange(start, last + 1)), axis=0)
+        return counts
+
     def digests_until(self, step: int) -> list[int]:
         """Digests of the counts at every step before this one, one for each source."""
         ends = [*self._starts[1:], self.total_steps]

@@ -1,16 +1,20 @@
 """Documents: what every source yields, and how a source without a validation split is divided."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from holdfast.data.config import DataConfig
 from holdfast.errors import UserError
+from holdfast.types import Json
 
 SPLITS = ("train", "validation")
 STREAM_VALIDATION = 1024  # documents at the head of an endless stream that are its validation split
+SHOWN_REASONS, SHOWN_PLACES = 5, 3  # of a kind of broken rows on the terminal
+_DIGITS = re.compile(r"\d+")
 EXAMPLES_PER_KIND = 20  # broken rows that a report shows with file and line
 
 
@@ -59,7 +63,7 @@ class BrokenRows:
     """Rows that could not be used, by kind, the first of each kind with file and line."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    examples: dict[str, list[Json]] = field(default_factory=dict)
 
     def add(self, kind: str, file: str, line: int, detail: str = "") -> None:
         self.counts[kind] += 1
@@ -71,7 +75,7 @@ class BrokenRows:
     def total(self) -> int:
         return sum(self.counts.values())
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Json:
         """Counts and examples as JSON can hold them, in a fixed order."""
         return {"counts": dict(sorted(self.counts.items())), "examples": dict(sorted(self.examples.items()))}
 
@@ -80,14 +84,27 @@ class BrokenRows:
         return broken_lines(self.report())
 
 
-def broken_lines(report: dict[str, Any]) -> list[str]:
-    """A report of broken rows as lines of text."""
+def broken_lines(report: Json) -> list[str]:
+    """A report of broken rows as lines of text: a count for each kind, and the first lines for each reason.
+
+    >>> example = {"file": "a.jsonl", "detail": "no field 'text'"}
+    >>> broken_lines({"counts": {"bad": 9}, "examples": {"bad": [{**example, "line": n} for n in (3, 5, 8, 9)]}})
+    ['9 × bad', "  a.jsonl, lines 3, 5, 8, …: no field 'text'"]
+    """
     lines = []
     for kind, count in report["counts"].items():
         lines.append(f"{count} × {kind}")
+        reasons: dict[tuple[str, str], list[Json]] = {}
         for example in report["examples"][kind]:
-            detail = f": {example['detail']}" if example["detail"] else ""
-            lines.append(f"  {example['file']}, line {example['line']}{detail}")
+            # Columns and lengths differ from row to row; the reason is the same.
+            reasons.setdefault((example["file"], _DIGITS.sub("#", example["detail"])), []).append(example)
+        for same in list(reasons.values())[:SHOWN_REASONS]:
+            places = ", ".join(str(example["line"]) for example in same[:SHOWN_PLACES])
+            more = ", …" if len(same) > SHOWN_PLACES else ""
+            detail = f": {same[0]['detail']}" if same[0]["detail"] else ""
+            lines.append(f"  {same[0]['file']}, line{'s' if len(same) > 1 else ''} {places}{more}{detail}")
+        if len(reasons) > SHOWN_REASONS:
+            lines.append("  …")
     return lines
 
 

@@ -7,6 +7,7 @@ the rest is appended: the finished store does not depend on where, or how often,
 
 import contextlib
 import copy
+import functools
 import hashlib
 import io
 import itertools
@@ -15,22 +16,24 @@ import os
 import shutil
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast.data import store
-from holdfast.data.config import DataConfig
+from holdfast.data.checksums import PieceSums
+from holdfast.data.config import DataConfig, check_dataset_name
 from holdfast.data.documents import Document, Source, SourceContext, broken_lines, held_out_fraction, read
 from holdfast.data.encode import Encoded, batches, encode_all
 from holdfast.data.progress import Progress
 from holdfast.data.sources import find_source
-from holdfast.data.store import FORMAT, RECORD, Prepared
+from holdfast.data.store import FORMAT, RECORD, DamagedStore, TokenStore
 from holdfast.data.tokenizers import Tokenizer
 from holdfast.errors import ConfigError, RunError, UserError
 from holdfast.execution.files import sync
-from holdfast.execution.storage import unreachable
+from holdfast.execution.storage import remedy, unreachable
+from holdfast.types import Json
 
 STREAM_TOKENS = 1_000_000_000  # taken from an endless stream unless data/max_tokens says otherwise
 JOURNAL_SECONDS = 2.0  # between two commits: at most this much work is lost by a kill
@@ -48,7 +51,7 @@ class _Job:
     max_documents: int | None
     max_tokens: int | None
     fingerprint: str
-    identity: dict[str, Any]
+    identity: Json
 
     @property
     def path(self) -> Path:
@@ -56,7 +59,9 @@ class _Job:
         return store.stores_folder(self.data.cache_path()) / name
 
 
-def prepare(source_name: str, split: str, *, data: DataConfig, tokenizer: Tokenizer, progress: bool = True) -> Prepared:
+def prepare(
+    source_name: str, split: str, *, data: DataConfig, tokenizer: Tokenizer, progress: bool = True
+) -> TokenStore:
     """The prepared store of a split, made now unless the cache has it.
 
     Args:
@@ -75,11 +80,61 @@ def prepare(source_name: str, split: str, *, data: DataConfig, tokenizer: Tokeni
         with _kept_if_refused(job), store.lock(job.path, lambda: _say_waiting(job, progress)):
             if not job.path.exists():
                 _make(job, progress)
-    prepared = Prepared.open(job.path)
+    prepared = _opened(job, progress)
     ledger = prepared.ledger
     if "rows" in ledger:  # stores of the first days do not say of how many rows the broken ones are
         _judge(job, ledger["broken"], ledger["rows"], last=not ledger["stopped_at_max_tokens"])
     return prepared
+
+
+def _opened(job: _Job, progress: bool) -> TokenStore:
+    """The published store; it is made again as soon as some of it turns out to be damaged."""
+
+    def mend(what: str) -> TokenStore:
+        return _made_again(job, what, progress)
+
+    try:
+        found = _published(job, mend)
+    except DamagedStore as error:
+        found = mend(error.what)
+        found.mend = mend
+    if not found.can_be_checked:
+        _say_unchecked(job.path.parent)
+    return found
+
+
+def _published(job: _Job, mend: store.Mend | None = None) -> TokenStore:
+    found = TokenStore.open(job.path, mend)
+    if found.fingerprint != job.fingerprint:
+        raise DamagedStore(job.path, f"its ledger is that of {found.name}/{found.split} {found.fingerprint[:16]}")
+    return found
+
+
+def _made_again(job: _Job, what: str, progress: bool) -> TokenStore:
+    """A store in the place of a damaged one, which is kept until that is done."""
+    with _kept_if_refused(job), store.lock(job.path, lambda: _say_waiting(job, progress)):
+        with contextlib.suppress(DamagedStore):
+            found = _published(job)
+            found.check()
+            return found  # another process was faster
+        print(f"{job.path}: the store is damaged: {what}; it is made again", file=sys.stderr, flush=True)
+        with store.set_aside(job.path):
+            try:
+                _make(job, progress)
+            except UserError as error:
+                raise UserError(f"{job.path}: damaged ({what}), and it cannot be made again: {error}") from None
+    return TokenStore.open(job.path)
+
+
+@functools.cache
+def _say_unchecked(folder: Path) -> None:
+    """Once in a process: stores of the previous version have no checksums."""
+    print(
+        f"{folder}: some stores were made before there were checksums and cannot be checked for damage; "
+        "`holdfast data remove NAME` lets them be made again",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 @contextlib.contextmanager
@@ -93,20 +148,25 @@ def _kept_if_refused(job: _Job) -> Iterator[None]:
         if reason is None or elsewhere:
             raise
         what = f"{job.source.name}/{job.split}"
+        mend = remedy(reason)
+        if mend == "mend the disk":
+            mend += " or choose another data/cache"
         raise RunError(
-            f"data/cache {job.data.cache_path()}: {reason}; what was prepared of {what} is kept: mend the disk or "
-            "choose another data/cache, and the same command goes on"
+            f"data/cache {job.data.cache_path()}: {reason}; what was prepared of {what} is kept: {mend}, and the same "
+            "command goes on"
         ) from error
 
 
-def find_prepared(source_name: str, split: str, *, data: DataConfig, tokenizer: Tokenizer) -> Prepared | None:
+def find_prepared(source_name: str, split: str, *, data: DataConfig, tokenizer: Tokenizer) -> TokenStore | None:
     """The prepared store of a split if the cache has it; nothing is made."""
-    path = _job(source_name, split, data, tokenizer).path
-    return Prepared.open(path) if path.exists() else None
+    job = _job(source_name, split, data, tokenizer)
+    return _published(job) if job.path.exists() else None
 
 
 def _job(source_name: str, split: str, data: DataConfig, tokenizer: Tokenizer) -> _Job:
     source = find_source(source_name, data)
+    check_dataset_name(source.name)
+    check_dataset_name(split, f"dataset {source.name}, split")
     context = SourceContext(data)
     own = data.sources.get(source.name)
     max_documents = (own and own.max_documents) or data.max_documents
@@ -145,7 +205,7 @@ def _make(job: _Job, progress: bool) -> None:
         if parts.documents == 0:
             shutil.rmtree(folder)
             raise UserError(_nothing(job, context))
-        store.finish(folder, _ledger(job, parts, context), job.tokenizer.token_bytes())
+        store.finish(folder, _ledger(job, parts, context), job.tokenizer.token_bytes(), parts.token_sums)
     for name in ("journal", "documents.bin"):
         (folder / name).unlink(missing_ok=True)
     sync(folder)
@@ -157,7 +217,7 @@ def _make(job: _Job, progress: bool) -> None:
 
 def _fill(job: _Job, parts: "_Parts", context: SourceContext, saved: Path, bar: Progress) -> None:
     """Append what is missing; stops at the limits and at too many broken rows."""
-    seen: list[tuple[dict[str, Any], int]] = []  # broken rows, and all rows, before each batch that is under way
+    seen: list[tuple[Json, int]] = []  # broken rows, and all rows, before each batch that is under way
 
     def rows() -> int:
         return context.documents + context.broken.total
@@ -187,7 +247,7 @@ def _fill(job: _Job, parts: "_Parts", context: SourceContext, saved: Path, bar: 
     bar.update(parts.documents, parts.tokens, 1.0, last=True)
 
 
-def _judge(job: _Job, report: dict[str, Any], rows: int, *, last: bool) -> None:
+def _judge(job: _Job, report: Json, rows: int, *, last: bool) -> None:
     """Refuse too large a share of broken rows; before the last row, only once enough were read."""
     broken = sum(report["counts"].values())
     if broken <= job.data.max_broken * rows or (not last and rows < ENOUGH_ROWS):
@@ -207,18 +267,43 @@ class _Parts:
         self._limit = job.max_tokens
         self._width = job.tokenizer.dtype().itemsize
         self.documents = self.tokens = self.bytes = 0
-        self.report: dict[str, Any] = {}
+        self.token_sums, self.record_sums = PieceSums(), PieceSums()
+        self.report: Json = {}
         self.rows = 0  # read, broken ones and both sides of a division among them
         self.stopped = False
         self._committed = time.monotonic()
 
     def __enter__(self) -> "_Parts":
-        for line in _whole_lines(self._folder / "journal"):
-            self.documents, self.tokens, self.bytes = json.loads(line)
+        tokens, records = self._folder / "tokens.bin", self._folder / "documents.bin"
+        try:
+            self._go_on(_whole_lines(self._folder / "journal"), tokens, records)
+        except (FileNotFoundError, ValueError, TypeError):
+            self._begin_anew()
         self._journal = (self._folder / "journal").open("ab")
-        self._tokens = _open_at(self._folder / "tokens.bin", self.tokens * self._width)
-        self._records = _open_at(self._folder / "documents.bin", self.documents * RECORD.itemsize)
+        self._tokens = _open_at(tokens, self.tokens * self._width)
+        self._records = _open_at(records, self.documents * RECORD.itemsize)
         return self
+
+    def _go_on(self, lines: list[bytes], tokens: Path, records: Path) -> None:
+        """Take up what the journal's last line says; a ValueError where the files are not what it noted."""
+        if not lines:
+            return
+        self.documents, self.tokens, self.bytes, *noted = json.loads(lines[-1])
+        self.token_sums = PieceSums.of(tokens, self.tokens * self._width)
+        self.record_sums = PieceSums.of(records, self.documents * RECORD.itemsize)
+        if noted and noted != self._sums():  # the version before noted none
+            raise ValueError("the files are not as they were written")
+
+    def _sums(self) -> list[int]:
+        counts = json.dumps([self.documents, self.tokens, self.bytes]).encode()
+        return [self.token_sums.total(), self.record_sums.total(), zlib.crc32(counts)]
+
+    def _begin_anew(self) -> None:
+        """What a killed preparation left is not what it wrote: none of it is used."""
+        print(f"{self._folder}: what was prepared before is damaged; it is made again", file=sys.stderr, flush=True)
+        (self._folder / "journal").unlink(missing_ok=True)
+        self.documents = self.tokens = self.bytes = 0
+        self.token_sums, self.record_sums = PieceSums(), PieceSums()
 
     def append(self, encoded: Encoded) -> bool:
         """Append a batch; True when the limit of tokens is reached and some of it was left out."""
@@ -228,8 +313,12 @@ class _Parts:
             ends = records["length"].cumsum(dtype="int64")
             kept = int((self.tokens + ends <= self._limit).sum())
             records, flat, stopped = records[:kept], flat[: ends[kept - 1] if kept else 0], True
-        self._tokens.write(flat.tobytes())
-        self._records.write(records.tobytes())
+        for content, file, sums in (
+            (flat.tobytes(), self._tokens, self.token_sums),
+            (records.tobytes(), self._records, self.record_sums),
+        ):
+            file.write(content)
+            sums.update(content)
         self.documents += len(records)
         self.tokens += len(flat)
         self.bytes += int(records["bytes"].sum(dtype="int64"))
@@ -242,7 +331,7 @@ class _Parts:
         for file in (self._tokens, self._records):
             file.flush()
             os.fsync(file.fileno())
-        self._journal.write(json.dumps([self.documents, self.tokens, self.bytes]).encode() + b"\n")
+        self._journal.write(json.dumps([self.documents, self.tokens, self.bytes, *self._sums()]).encode() + b"\n")
         self._journal.flush()
         os.fsync(self._journal.fileno())
         self._committed = time.monotonic()
@@ -271,7 +360,7 @@ def _open_at(path: Path, size: int) -> io.BufferedWriter:
     return file
 
 
-def _ledger(job: _Job, parts: _Parts, context: SourceContext) -> dict[str, Any]:
+def _ledger(job: _Job, parts: _Parts, context: SourceContext) -> Json:
     tokenizer = job.tokenizer
     return job.identity | {
         "fingerprint": job.fingerprint,
@@ -319,7 +408,7 @@ def _say_waiting(job: _Job, progress: bool) -> None:
 
 
 def _say_broken(job: _Job) -> None:
-    ledger = Prepared.open(job.path).ledger
+    ledger = TokenStore.open(job.path).ledger
     if ledger["broken"]["counts"]:
         print(f"{job.source.name}/{job.split}: broken rows were left out:", file=sys.stderr)
         print("\n".join("  " + line for line in broken_lines(ledger["broken"])), file=sys.stderr)

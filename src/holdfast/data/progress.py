@@ -5,7 +5,8 @@ import time
 from types import TracebackType
 from typing import Any
 
-PLAIN_SECONDS = 10.0  # between two plain lines
+PLAIN_SECONDS = 30.0  # between two plain lines
+WORTH_SECONDS = 5.0  # what took less is not told
 
 
 class Progress:
@@ -15,7 +16,7 @@ class Progress:
         self._title = title
         self._enabled = enabled
         self._live: Any = None
-        self._start = self._shown = time.monotonic()
+        self._opened = self._start = self._shown = time.monotonic()
         self._first = (0, 0.0)
 
     def __enter__(self) -> "Progress":
@@ -43,7 +44,7 @@ class Progress:
         state = self._state(documents, tokens, fraction, now - self._start)
         if self._live is not None:
             self._live.update(self._task, total=1.0 if fraction is not None else None, completed=fraction, state=state)
-        elif last or now - self._shown >= PLAIN_SECONDS:
+        elif now - self._shown >= PLAIN_SECONDS or (last and now - self._opened >= WORTH_SECONDS):
             self._shown = now
             print(f"prepare {self._title}: {state}", file=sys.stderr, flush=True)
 

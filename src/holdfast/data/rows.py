@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.data.sampling import DatasetStyle
-from holdfast.data.store import Prepared
+from holdfast.data.store import TokenStore
 from holdfast.errors import UserError
 
 IGNORE = -1  # target that the loss skips
@@ -47,7 +47,7 @@ class Rows:
     """
 
     def __init__(
-        self, prepared: Prepared, style: DatasetStyle, block_size: int, *, loss_on: str = "answer", pad_id: int = 0
+        self, prepared: TokenStore, style: DatasetStyle, block_size: int, *, loss_on: str = "answer", pad_id: int = 0
     ) -> None:
         self.prepared = prepared
         self.style = style
@@ -106,8 +106,9 @@ class Rows:
 
     def _stream_rows(self, chosen: NDArray[np.int64]) -> RowArrays:
         width = self.block_size
+        size = min(width, self.prepared.num_tokens - 1)
+        self.prepared.ensure(chosen * width, chosen * width + size + 1)
         flat = self.prepared.flat
-        size = min(width, len(flat) - 1)
         tokens = np.empty((len(chosen), size + 1), np.int32)
         for row, start in enumerate((chosen * width).tolist()):
             tokens[row] = flat[start : start + size + 1]
@@ -131,14 +132,15 @@ class Rows:
         counts = self._first[chosen + 1] - self._first[chosen]
         segment = _within(counts)  # 0, 1, … in each row
         documents = np.repeat(self._first[chosen], counts) + segment
-        sizes = self._sizes[documents]
+        sizes, starts = self._sizes[documents], self._starts[documents]
+        self.prepared.ensure(starts, starts + sizes + 1)
         before = np.cumsum(sizes) - sizes  # inputs of all documents before this one, over all chosen rows
         row_start = np.repeat(before[np.cumsum(counts) - counts], counts) if len(before) else before
         row_of = np.repeat(np.arange(len(chosen)), counts)
         column = before - row_start
         step = np.arange(int(sizes.sum()))
         position = step - np.repeat(before, sizes)
-        source = np.repeat(self._starts[documents], sizes) + position
+        source = np.repeat(starts, sizes) + position
         target = np.repeat(row_of * self.block_size + column, sizes) + position
         flat = self.prepared.flat
         answers = flat[source + 1].astype(np.int32)

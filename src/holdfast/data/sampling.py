@@ -33,3 +33,6 @@ class SourceKey(NamedTuple):
 
     name: str
     style: DatasetStyle
+
+
+SELF = SourceKey("self", DatasetStyle.PMD)  # rows that the model samples from itself, where replay asks for them

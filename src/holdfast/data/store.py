@@ -8,14 +8,18 @@
 | `doc_bytes.npy` | utf-8 bytes of each document, prompt and answer |
 | `keys.npy` | two 64-bit hashes a document: its normalised text or prompt, and its group |
 | `token_bytes.npy` | how many bytes of text each id stands for |
-| `ledger.json` | fingerprint, counts, tokenizer, options, and the report of broken rows |
+| `ledger.json` | fingerprint, counts, tokenizer, options, the report of broken rows, checksums of every block |
+
+No block is used before it was compared with its checksum. A damaged store that `prepare` opened is made again in its
+place; stores that were made before there were checksums are held to what is possible: ids, offsets and lengths.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
+import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,23 +27,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import UserError
-from holdfast.execution.files import sync, write_json
+from holdfast.data.checksums import Blocks, PieceSums, checksums
+from holdfast.errors import RunError, UserError
+from holdfast.execution.files import locked, sync, write_json
+from holdfast.execution.storage import unreachable
+from holdfast.types import Json, JsonView
 
 FORMAT = 1
 LEDGER = "ledger.json"
 RECORD = np.dtype(
     [("length", "<u4"), ("prompt", "<u4"), ("bytes", "<u4"), ("key", "<u8"), ("group", "<u8")]
 )  # what preparation notes of each document
+ARRAYS = ("offsets.npy", "prompt_lengths.npy", "doc_bytes.npy", "keys.npy", "token_bytes.npy")
 CHUNK = 1 << 20  # documents converted at a time, so that memory stays bounded
 
 
-class Prepared:
-    """A published store, opened read-only."""
+class DamagedStore(UserError):  # noqa: N818 (what it says, not that it is an error, is the name)
+    """A store that is not as it was written, and that nobody made again."""
 
-    def __init__(self, path: Path, ledger: dict[str, Any]) -> None:
+    def __init__(self, path: Path, what: str) -> None:
+        self.what = what
+        super().__init__(f"{path}: a damaged store: {what}; `holdfast prepare CONFIG` and `run` make it again")
+
+
+Mend = Callable[[str], "TokenStore"]  # what is damaged -> the store, made again
+
+
+class TokenStore:
+    """A published store, opened read-only.
+
+    Args:
+        mend: makes the store again once it turns out to be damaged; None raises DamagedStore.
+    """
+
+    def __init__(self, path: Path, ledger: Json, mend: Mend | None = None) -> None:
         self.path = path
         self.ledger = ledger
+        self.mend = mend
         self.name: str = ledger["source"]
         self.split: str = ledger["split"]
         self.kind: str = ledger["kind"]
@@ -47,27 +71,154 @@ class Prepared:
         self.num_documents: int = ledger["documents"]
         self.num_tokens: int = ledger["tokens"]
         self.num_bytes: int = ledger["bytes"]
+        self._columns: dict[str, NDArray[Any]] = {}  # that were asked for
+        self._lock = threading.Lock()  # rows are read by the loop and by the thread that prefetches
         self.flat: NDArray[Any] = np.memmap(path / "tokens.bin", ledger["dtype"], mode="r", shape=(self.num_tokens,))
-        self.offsets: NDArray[np.int64] = np.load(path / "offsets.npy", mmap_mode="r")
-        self.prompt_lengths: NDArray[np.uint32] = np.load(path / "prompt_lengths.npy", mmap_mode="r")
-        self.doc_bytes: NDArray[np.uint32] = np.load(path / "doc_bytes.npy", mmap_mode="r")
-        self.keys: NDArray[np.uint64] = np.load(path / "keys.npy", mmap_mode="r")
-        self.token_bytes: NDArray[np.int32] = np.load(path / "token_bytes.npy")
+        if (path / "tokens.bin").stat().st_size != self.flat.nbytes:
+            raise ValueError("tokens.bin is longer than its ledger says")
+        self._blocks = Blocks(self.flat.view(np.uint8), self._sums("tokens.bin"))
+        self.token_bytes: NDArray[np.int32] = np.array(self._load("token_bytes.npy", "<i4", None))
 
     @classmethod
-    def open(cls, path: Path) -> "Prepared":
-        """Open a published store."""
+    def open(cls, path: Path, mend: Mend | None = None) -> "TokenStore":
+        """Open a published store; the arrays beside the tokens are read when they are first asked for."""
         try:
             ledger = json.loads((path / LEDGER).read_text(encoding="utf-8"))
+            noted = ledger.pop("ledger_checksum", None)
+            if (noted is None) != ("checksums" not in ledger) or (noted is not None and noted != _ledger_sum(ledger)):
+                raise DamagedStore(path, f"{LEDGER} is not as it was written")
             if ledger["format"] != FORMAT:
                 raise UserError(f"{path}: a store of format {ledger['format']}, expected {FORMAT}; remove it")
-            return cls(path, ledger)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{path}: not a prepared store ({error}); remove it and prepare again") from None
+            return cls(path, ledger, mend)
+        except FileNotFoundError as error:
+            raise DamagedStore(path, f"{Path(error.filename).name} is missing") from None
+        except (OSError, MemoryError) as error:
+            raise _not_now(path, error) from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DamagedStore(path, f"{type(error).__name__}: {error}") from None
+
+    @property
+    def can_be_checked(self) -> bool:
+        """Whether the store has checksums."""
+        return "checksums" in self.ledger
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where each document starts, and where the last one ends."""
+        return self._column("offsets.npy", "<i8", (self.num_documents + 1,))
+
+    @property
+    def prompt_lengths(self) -> NDArray[np.uint32]:
+        """How many tokens of each document are its prompt."""
+        return self._column("prompt_lengths.npy", "<u4", (self.num_documents,))
+
+    @property
+    def doc_bytes(self) -> NDArray[np.uint32]:
+        """Bytes of each document."""
+        return self._column("doc_bytes.npy", "<u4", (self.num_documents,))
+
+    @property
+    def keys(self) -> NDArray[np.uint64]:
+        """Hashes of each document's text and group."""
+        return self._column("keys.npy", "<u8", (self.num_documents, 2))
+
+    def ensure(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """Compare the blocks of some ranges of tokens with their checksums, each when it is first used.
+
+        A damaged store is made again here, or is an error; `flat` is looked up after this, never before.
+        """
+        if not self._blocks.left or not len(starts):
+            return
+        width = self.flat.itemsize
+        with self._lock:
+            for block in self._blocks.unseen(starts * width, stops * width):
+                fault = self._fault(block)
+                if fault is not None:
+                    self._mended(fault)
+                    return
+                self._blocks.mark(block)
+
+    def check(self) -> None:
+        """Look at everything; DamagedStore where something is not as it was written."""
+        for name in ("offsets", "prompt_lengths", "doc_bytes", "keys"):
+            getattr(self, name)
+        self.ensure(np.array([0]), np.array([self.num_tokens]))
+
+    def _fault(self, block: int) -> str | None:
+        """What is wrong with a block of tokens."""
+        place = f"block {block} of {self._blocks.count} of tokens.bin"
+        if not self._blocks.holds(block):
+            return f"{place} does not have its checksum"
+        highest = int(self._blocks.bytes(block).view(self.flat.dtype).max())
+        if highest >= len(self.token_bytes):
+            return f"{place} has the id {highest}, the vocabulary {len(self.token_bytes)} ids"
+        return None
+
+    def _sums(self, name: str) -> Json | None:
+        if not self.can_be_checked:
+            return None
+        known: Json = self.ledger["checksums"][name]
+        return known
+
+    def _column(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """An array beside the tokens, looked at as a whole when it is first asked for."""
+        found = self._columns.get(name)
+        if found is not None:
+            return found
+        offsets = self.offsets if name == "prompt_lengths.npy" else None
+        with self._lock:
+            try:
+                found = self._load(name, dtype, shape)
+                self._check_range(name, found, offsets)
+            except (FileNotFoundError, DamagedStore) as error:
+                self._mended(error.what if isinstance(error, DamagedStore) else f"{name} is missing")
+                found = self._load(name, dtype, shape)
+            except (OSError, MemoryError) as error:
+                raise _not_now(self.path, error) from error
+            self._columns[name] = found
+        return found
+
+    def _load(self, name: str, dtype: str, shape: tuple[int, ...] | None) -> NDArray[Any]:
+        path = self.path / name
+        known = self._sums(name)
+        if known is not None and PieceSums.of(path).blocks(known["pieces"]) != known["sums"]:
+            raise DamagedStore(self.path, f"{name} does not have its checksums")
+        try:
+            array: NDArray[Any] = np.load(path, mmap_mode="r")
+        except OSError:
+            raise
+        except Exception as error:  # whatever a damaged header makes numpy say
+            raise DamagedStore(self.path, f"{name} cannot be read: {error}") from None
+        if array.dtype != np.dtype(dtype) or (shape is not None and array.shape != shape):
+            raise DamagedStore(self.path, f"{name} holds {array.dtype} {array.shape}, expected {dtype} {shape}")
+        return array
+
+    def _check_range(self, name: str, array: NDArray[Any], offsets: NDArray[np.int64] | None) -> None:
+        if name == "offsets.npy" and not (
+            array[0] == 0 and array[-1] == self.num_tokens and (array[1:] > array[:-1]).all()
+        ):
+            raise DamagedStore(self.path, f"{name} has documents that end before they start, or beyond the tokens")
+        if offsets is not None and not (array <= np.diff(offsets)).all():
+            raise DamagedStore(self.path, f"{name} has a prompt that is longer than its document")
+
+    def _mended(self, what: str) -> None:
+        """Go on with the store made again, where it can be; it must be the same one."""
+        if self.mend is None:
+            raise DamagedStore(self.path, what)
+        fresh = self.mend(what)
+        known = ("checksums", "documents", "tokens", "bytes")
+        if self.can_be_checked and any(fresh.ledger[name] != self.ledger[name] for name in known):
+            raise RunError(
+                f"{self.path}: the store was damaged ({what}); made again, it is not what it was: its source gives "
+                "other documents now; put the store or the source back from a copy"
+            )
+        self.ledger, self.flat, self._blocks = fresh.ledger, fresh.flat, fresh._blocks
 
     def tokens(self, index: int) -> NDArray[Any]:
         """The ids of a document, the end-of-text id last."""
-        return np.asarray(self.flat[self.offsets[index] : self.offsets[index + 1]])
+        start, stop = self.offsets[index], self.offsets[index + 1]
+        self.ensure(np.array([start]), np.array([stop]))
+        return np.asarray(self.flat[start:stop])
 
     def prompt_length(self, index: int) -> int:
         """How many tokens of a document are its prompt."""
@@ -77,8 +228,22 @@ class Prepared:
         return self.num_documents
 
 
-def finish(folder: Path, ledger: dict[str, Any], token_bytes: NDArray[np.int32]) -> None:
-    """Turn the records of a finished preparation into a store's arrays; the ledger is written last."""
+def _ledger_sum(ledger: JsonView) -> str:
+    return f"{zlib.crc32(json.dumps(ledger, sort_keys=True).encode()):08x}"
+
+
+def _not_now(path: Path, error: BaseException) -> RunError:
+    """A store that cannot be read for reasons that are not its own."""
+    reason = unreachable(error) or " ".join(str(error).split()) or type(error).__name__
+    return RunError(f"{path}: the store cannot be read now, and nothing says that it is damaged: {reason}")
+
+
+def finish(folder: Path, ledger: Json, token_bytes: NDArray[np.int32], tokens: PieceSums | None = None) -> None:
+    """Turn the records of a finished preparation into a store's arrays; the ledger is written last.
+
+    Args:
+        tokens: the sums of `tokens.bin` as they were taken when it was written; None reads it.
+    """
     records = np.memmap(folder / "documents.bin", RECORD, mode="r", shape=(ledger["documents"],))
     _write_offsets(folder / "offsets.npy", records)
     _write_column(folder / "prompt_lengths.npy", records, "prompt", np.dtype("<u4"))
@@ -91,7 +256,11 @@ def finish(folder: Path, ledger: dict[str, Any], token_bytes: NDArray[np.int32])
     np.save(folder / "token_bytes.npy", token_bytes)
     for file in folder.iterdir():
         sync(file)
-    write_json(folder / LEDGER, ledger)
+    sums = {"tokens.bin": tokens or PieceSums.of(folder / "tokens.bin")}
+    sums |= {name: PieceSums.of(folder / name) for name in ARRAYS}
+    sizes = {name: (folder / name).stat().st_size for name in sums}
+    ledger = ledger | {"checksums": checksums(sums, sizes)}
+    write_json(folder / LEDGER, ledger | {"ledger_checksum": _ledger_sum(ledger)})
 
 
 def _new_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -130,13 +299,16 @@ def stores_folder(cache: Path) -> Path:
     return cache / "prepared"
 
 
-def stores(cache: Path) -> Iterator[Prepared]:
-    """All published stores of a cache, by name."""
+def store_paths(cache: Path) -> list[Path]:
+    """The folders of all published stores of a cache, by name."""
     folder = stores_folder(cache)
-    if folder.is_dir():
-        for path in sorted(folder.iterdir()):
-            if path.is_dir() and not path.name.startswith(".") and (path / LEDGER).is_file():
-                yield Prepared.open(path)
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in paths if path.is_dir() and not path.name.startswith(".")]
+
+
+def stores(cache: Path) -> Iterator[TokenStore]:
+    """All published stores of a cache, by name."""
+    return map(TokenStore.open, store_paths(cache))
 
 
 def partial_path(path: Path) -> Path:
@@ -146,22 +318,30 @@ def partial_path(path: Path) -> Path:
 
 @contextlib.contextmanager
 def lock(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[bool]:
-    """Hold a store's lock file; the kernel lets go of it when the process ends, however it ends.
+    """Hold a store's lock file.
 
     Args:
         path: the store's path.
         waiting: called before waiting for another process; None does not wait, and yields False.
     """
-    with path.with_name(f".{path.name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waiting is None:
-                yield False
-                return
-            waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield True
+    with locked(path.with_name(f".{path.name}.lock"), waiting) as (mine, _):
+        yield mine
+
+
+@contextlib.contextmanager
+def set_aside(path: Path) -> Iterator[None]:
+    """Free a damaged store's name; it comes back unless there is another one under its name at the end."""
+    grave = path.with_name(f".{path.name}.damaged")
+    shutil.rmtree(grave, ignore_errors=True)
+    if path.exists():
+        path.rename(grave)
+    try:
+        yield
+    finally:
+        if path.exists():
+            shutil.rmtree(grave, ignore_errors=True)
+        elif grave.exists():
+            grave.rename(path)
 
 
 def remove_unfinished(cache: Path) -> list[str]:
@@ -173,6 +353,10 @@ def remove_unfinished(cache: Path) -> list[str]:
             if mine and path.exists():
                 shutil.rmtree(path)
                 gone.append(name)
+    for path in stores_folder(cache).glob(".*.damaged"):
+        with lock(path.with_name(path.name[1 : -len(".damaged")])) as mine:
+            if mine:
+                shutil.rmtree(path, ignore_errors=True)
     return gone
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from holdfast.evaluation.evaluator import Evaluator
     from holdfast.evaluation.perplexity import held_out
     from holdfast.evaluation.scoring import Sums, batch_sums, row_sums
-    from holdfast.evaluation.tasks.base import Task, find_task
+    from holdfast.evaluation.tasks import Task, find_task
 
 __all__ = [
     "EvaluationConfig",
@@ -43,9 +43,9 @@ _MODULES = {
     "Evaluator": "evaluator",
     "Sampler": "decoding",
     "Sums": "scoring",
-    "Task": "tasks.base",
+    "Task": "tasks",
     "batch_sums": "scoring",
-    "find_task": "tasks.base",
+    "find_task": "tasks",
     "generate_tokens": "decoding",
     "held_out": "perplexity",
     "row_sums": "scoring",

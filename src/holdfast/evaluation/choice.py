@@ -6,8 +6,8 @@ are sorted by length into batches of a few fixed shapes.
 
 Prompt and answer are tokenised separately, as training rows are. Whether the end-of-text token counts is
 `eval/end_of_text`: by default only for questions in which one answer begins another ("1" and "12"), where the
-shorter would otherwise always be the likelier. Answers are compared by their log-likelihood, or by that
-divided by their utf-8 bytes.
+shorter would otherwise always be the likelier. Answers are compared by their log-likelihood, or by that divided by
+their length as lm-evaluation-harness counts it for `acc_norm`.
 
 Shapes: B questions, C choices, P prompt tokens, N tokens of a choice that are its own, K shared tokens, V vocabulary.
 """
@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from holdfast.data.documents import Document
 from holdfast.data.tokenizers import Tokenizer
 from holdfast.evaluation.forward import Runner, bucket, few_widths, pad
-from holdfast.models.config import ModelSpec
-from holdfast.models.decoder import init_cache, unembedding
+from holdfast.models.family import Model
+from holdfast.models.layers import capped
+from holdfast.types import Tree
 
 MOST_WIDTHS = 5  # widths of prompts that one task is compiled for
 MOST_OWN_WIDTHS = 3  # and of answers
@@ -65,6 +66,18 @@ def questions(
             choices = [[*choice, tokenizer.eot_id] for choice in choices]
         made.append(question(prompt, choices, block_size, tokenizer.eot_id))
     return made
+
+
+def harness_length(text: str) -> int:
+    """The length of an answer as `acc_norm` of lm-evaluation-harness counts it, for which the score is divided.
+
+    That is characters, not bytes, of the answer without the space that sets it off from its prompt: the harness
+    adds that (`target_delimiter`) after the choice was measured. An empty answer counts as one character.
+
+    >>> harness_length(" yes"), harness_length("café"), harness_length("")
+    (3, 4, 1)
+    """
+    return max(len(text.removeprefix(" ")), 1)
 
 
 def any_prefix(choices: Sequence[Sequence[int]]) -> bool:
@@ -135,14 +148,14 @@ def batches(
             group = group[count:]
 
 
-def score(runner: Runner[Any], params: Any, asked: Sequence[Question], batch_size: int) -> list[Scores]:
+def score(runner: Runner, params: Tree, asked: Sequence[Question], batch_size: int) -> list[Scores]:
     """The log-likelihood of every choice of every question."""
     results: list[Scores | None] = [None] * len(asked)
 
     def num_rows(width: int, available: int) -> int:
         return runner.rows(batch_size, width, available)
 
-    for shape, indices in batches(asked, runner.spec.block_size, num_rows):
+    for shape, indices in batches(asked, runner.model.block_size, num_rows):
         arrays = _arrays([asked[index] for index in indices], shape)
         scores = runner.call(choice_scores, params, arrays, num_shared=shape.shared)
         for row, index in enumerate(indices):
@@ -167,9 +180,8 @@ def _arrays(asked: Sequence[Question], shape: Shape) -> tuple[NDArray[np.int32],
 
 
 def choice_scores(
-    model: Any,
-    spec: ModelSpec,
-    params: Any,
+    model: Model,
+    params: Tree,
     prompts_BP: jax.Array,
     prompt_lengths_B: jax.Array,
     shared_B: jax.Array,
@@ -185,30 +197,31 @@ def choice_scores(
     """
     B, P = prompts_BP.shape
     N = own_BCN.shape[2]
-    matrix_DV = unembedding(params, spec)
+    matrix_DV, softcap = model.unembedding(params), model.softcap
     if N == 1:
-        hidden_BPD, cache = model.apply({"params": params}, prompts_BP, method="hidden"), None
+        hidden_BPD, cache = model.hidden(params, prompts_BP)[0], None
     else:
-        empty = init_cache(spec, B, P + N - 1)
-        hidden_BPD, cache = model.apply({"params": params}, prompts_BP, empty, prompt_lengths_B, method="read")
+        empty = model.init_cache(B, P + N - 1)
+        hidden_BPD, cache = model.read(params, prompts_BP, empty, prompt_lengths_B)
     last_B = prompt_lengths_B - 1
     last_BD = jnp.take_along_axis(hidden_BPD, last_B[:, None, None], axis=1)[:, 0]
-    total, greedy = _score_tokens(last_BD[:, None], matrix_DV, own_BCN[:, :, 0].T[:, :, None], own_lengths_BC.T > 0)
+    first_CB1 = own_BCN[:, :, 0].T[:, :, None]
+    total, greedy = _score_tokens(last_BD[:, None], matrix_DV, softcap, first_CB1, own_lengths_BC.T > 0)
     if num_shared:
         back_BK = last_B[:, None] - jnp.arange(num_shared, 0, -1)
         inputs_BKD = jnp.take_along_axis(hidden_BPD, jnp.maximum(back_BK, 0)[..., None], axis=1)
         targets_BK = jnp.take_along_axis(prompts_BP, jnp.clip(back_BK + 1, 0, P - 1), axis=1)
         counted_BK = jnp.arange(num_shared, 0, -1) <= shared_B[:, None]
-        prefix, prefix_greedy = _score_tokens(inputs_BKD, matrix_DV, targets_BK[None], counted_BK[None])
+        prefix, prefix_greedy = _score_tokens(inputs_BKD, matrix_DV, softcap, targets_BK[None], counted_BK[None])
         total, greedy = total + prefix, greedy & prefix_greedy
     if cache is not None:
         kept = cache
 
         def rest(choice: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             own_BN, lengths_B = choice
-            hidden, _ = model.apply({"params": params}, own_BN[:, :-1], kept, method="read")
+            hidden, _ = model.read(params, own_BN[:, :-1], kept)
             counted = jnp.arange(1, N) < lengths_B[:, None]
-            scored = _score_tokens(hidden, matrix_DV, own_BN[None, :, 1:], counted[None])
+            scored = _score_tokens(hidden, matrix_DV, softcap, own_BN[None, :, 1:], counted[None])
             return scored[0][0], scored[1][0]
 
         # One choice at a time, so that the cache is never copied for all of them at once.
@@ -218,7 +231,7 @@ def choice_scores(
 
 
 def _score_tokens(
-    hidden_BTD: jax.Array, matrix_DV: jax.Array, targets_CBT: jax.Array, counted: jax.Array
+    hidden_BTD: jax.Array, matrix_DV: jax.Array, softcap: float | None, targets_CBT: jax.Array, counted: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Summed log-probability (C, B) of alternative targets after the same hidden states, and whether all are likeliest.
 
@@ -229,7 +242,7 @@ def _score_tokens(
     counted_CBT = counted.reshape(targets_CBT.shape)
     flat_ND = hidden_BTD.reshape(B * T, D)
     logits_NV = jnp.dot(flat_ND, matrix_DV.astype(flat_ND.dtype), preferred_element_type=jnp.float32)
-    logits_BTV = logits_NV.reshape(B, T, -1)
+    logits_BTV = capped(logits_NV, softcap).reshape(B, T, -1)
     chosen_CBT = jax.vmap(lambda y_BT: jnp.take_along_axis(logits_BTV, y_BT[..., None], axis=2)[..., 0])(targets_CBT)
     log_p_CBT = chosen_CBT - jax.nn.logsumexp(logits_BTV, axis=2)
     likeliest_CBT = chosen_CBT >= logits_BTV.max(axis=2)

@@ -1,4 +1,4 @@
-"""Decoding: tokens one after another from a key/value cache, greedy or sampled.
+"""Decoding: tokens one after another from a cache, greedy or sampled.
 
 A prompt is read at once; then a compiled loop makes some tokens for all rows and returns to the host, which stops
 when every row has ended or goes on. What a row says depends on its prompt, its number and the seed, never on the
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from holdfast.data.tokenizers import Tokenizer
 from holdfast.evaluation.forward import Runner, bucket, pad
-from holdfast.models.config import ModelSpec
-from holdfast.models.decoder import Cache, init_cache
+from holdfast.models.family import Model
+from holdfast.types import Tree
 
 CHUNK = 8  # tokens between two looks at what was said
 REPLACEMENT = "\ufffd"  # what decoding gives for a character that is not complete yet
@@ -60,27 +60,24 @@ class Sampler:
 
 
 def prefill(
-    model: Any, spec: ModelSpec, params: Any, prompts_BP: jax.Array, lengths_B: jax.Array, *, num_slots: int
-) -> tuple[jax.Array, Cache]:
+    model: Model, params: Tree, prompts_BP: jax.Array, lengths_B: jax.Array, *, num_slots: int
+) -> tuple[jax.Array, Any]:
     """Read prompts into a new cache; returns logits (B, V) of the next tokens, and the cache."""
-    cache = init_cache(spec, prompts_BP.shape[0], num_slots)
-    logits, cache = model.apply({"params": params}, prompts_BP, cache, lengths_B, method="decode")
-    return logits, cache
+    return model.decode(params, prompts_BP, model.init_cache(prompts_BP.shape[0], num_slots), lengths_B)
 
 
 def advance(
-    model: Any,
-    _spec: ModelSpec,
-    params: Any,
+    model: Model,
+    params: Tree,
     logits_BV: jax.Array,
-    cache: Cache,
+    cache: Any,
     seeds_B: jax.Array,
     rows_B: jax.Array,
     steps_B: jax.Array,
     *,
     sampler: Sampler,
     vocab_size: int,
-) -> tuple[jax.Array, jax.Array, Cache]:
+) -> tuple[jax.Array, jax.Array, Any]:
     """CHUNK more tokens (B, CHUNK), then logits and cache to go on from.
 
     Args:
@@ -89,18 +86,18 @@ def advance(
     """
     keys_B = jax.vmap(lambda seed, row: jax.random.fold_in(jax.random.key(seed), row))(seeds_B, rows_B)
 
-    def step(carry: tuple[jax.Array, Cache], offset: jax.Array) -> tuple[tuple[jax.Array, Cache], jax.Array]:
+    def step(carry: tuple[jax.Array, Any], offset: jax.Array) -> tuple[tuple[jax.Array, Any], jax.Array]:
         logits, cache = carry
         tokens_B = sampler.pick(logits[:, :vocab_size], jax.vmap(jax.random.fold_in)(keys_B, steps_B + offset))
-        return model.apply({"params": params}, tokens_B[:, None], cache, method="decode"), tokens_B
+        return model.decode(params, tokens_B[:, None], cache), tokens_B
 
     (logits_BV, cache), tokens = jax.lax.scan(step, (logits_BV, cache), jnp.arange(CHUNK))
     return tokens.T, logits_BV, cache
 
 
 def chunks(
-    runner: Runner[Any],
-    params: Any,
+    runner: Runner,
+    params: Tree,
     prompts: Sequence[Sequence[int]],
     rows: Sequence[int],
     num_tokens: int,
@@ -119,7 +116,7 @@ def chunks(
         num_rows: rows of the compiled batch, at least; those that are not prompts are wasted.
     """
     longest = max(map(len, prompts))
-    width = bucket(longest, runner.spec.block_size)
+    width = bucket(longest, runner.model.block_size)
     count = -(-max(len(prompts), num_rows) // runner.row_multiple) * runner.row_multiple
     lengths = np.ones(count, np.int32)
     lengths[: len(prompts)] = [len(prompt) for prompt in prompts]
@@ -138,8 +135,8 @@ def chunks(
 
 
 def generate_tokens(
-    runner: Runner[Any],
-    params: Any,
+    runner: Runner,
+    params: Tree,
     tokenizer: Tokenizer,
     prompts: Sequence[Sequence[int]],
     *,
@@ -156,7 +153,7 @@ def generate_tokens(
     Args:
         stop: whether a row needs no more tokens; some more may come all the same.
     """
-    block_size = runner.spec.block_size
+    block_size = runner.model.block_size
     max_new_tokens = min(max_new_tokens, block_size)
     keep = block_size + 1 - max_new_tokens
     cut = [(list(prompt) or [tokenizer.eot_id])[-keep:] for prompt in prompts]
@@ -189,8 +186,8 @@ def _until(tokens: list[int], eot_id: int, most: int) -> list[int]:
 
 
 def stream(
-    runner: Runner[Any],
-    params: Any,
+    runner: Runner,
+    params: Tree,
     tokenizer: Tokenizer,
     prompt: str,
     *,
@@ -203,7 +200,7 @@ def stream(
 
     When the block is full the model goes on from its second half, so that a text may be longer than a block.
     """
-    block_size = runner.spec.block_size
+    block_size = runner.model.block_size
     text = tokenizer.encode(prompt) or [tokenizer.eot_id]
     said: list[int] = []
     shown = ""

@@ -1,7 +1,7 @@
 """The evaluator: a model's answers to the questions of its tasks, and its loss on held-out rows."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from holdfast.data.config import DataConfig
 from holdfast.data.documents import Document
@@ -23,9 +23,12 @@ from holdfast.evaluation.results import (
     task_result,
     write_examples,
 )
-from holdfast.evaluation.tasks.base import Task, find_task, subset
+from holdfast.evaluation.statistics import uniform_losses
+from holdfast.evaluation.sums import TaskSums
+from holdfast.evaluation.tasks import Task, find_task, subset
 from holdfast.execution.topology import Topology
-from holdfast.models.config import ModelSpec
+from holdfast.models.family import Model
+from holdfast.types import JsonView, Tree
 
 M = TypeVar("M")
 
@@ -36,8 +39,7 @@ class Evaluator(Generic[M]):
     """Evaluates parameters of one model; examples are read and functions compiled once, when first needed.
 
     Args:
-        model: a linen module with the methods of `Decoder`.
-        spec: the model's numbers.
+        model: the choice of model.
         tasks: evaluations, by name or as they are.
         rows: held-out rows of datasets, by name.
         max_rows: rows measured of each dataset, the first ones; None is all.
@@ -47,8 +49,7 @@ class Evaluator(Generic[M]):
 
     def __init__(
         self,
-        model: M,
-        spec: ModelSpec,
+        model: Model,
         tokenizer: Tokenizer,
         config: EvaluationConfig,
         *,
@@ -58,7 +59,7 @@ class Evaluator(Generic[M]):
         topology: Topology | None = None,
         data: DataConfig | None = None,
     ) -> None:
-        self.spec = spec
+        self.model = model
         self.tokenizer = tokenizer
         self.config = config
         self.data = data or DataConfig()
@@ -66,14 +67,14 @@ class Evaluator(Generic[M]):
         self.tasks = {task.name: task for task in found}
         self.rows = dict(rows or {})
         self.max_rows = max_rows
-        self.runner: Runner[M] = Runner(model, spec, topology)
+        self.runner: Runner = Runner(model, topology)
         self._examples: dict[str, list[Document]] = {}
         self._questions: dict[tuple[str, int | None], list[choice.Question]] = {}
 
     def evaluate(
         self,
-        params: Any,
-        reference: Any = None,
+        params: Tree,
+        reference: Tree = None,
         *,
         tasks: Sequence[str] | None = None,
         datasets: Sequence[str] | None = None,
@@ -87,8 +88,8 @@ class Evaluator(Generic[M]):
 
     def probe(
         self,
-        params: Any,
-        reference: Any = None,
+        params: Tree,
+        reference: Tree = None,
         *,
         tasks: Sequence[str] | None = None,
         datasets: Sequence[str] | None = None,
@@ -99,8 +100,8 @@ class Evaluator(Generic[M]):
 
     def _results(
         self,
-        params: Any,
-        reference: Any,
+        params: Tree,
+        reference: Tree,
         tasks: Sequence[str] | None,
         datasets: Sequence[str] | None,
         num_examples: int | None,
@@ -120,7 +121,7 @@ class Evaluator(Generic[M]):
             self._examples[name] = self.tasks[name].examples(self.data, self.config.limit, self.config.seed)
         return subset(self._examples[name], limit, self.config.seed)
 
-    def _ask(self, params: Any, task: Task, limit: int | None) -> TaskResult:
+    def _ask(self, params: Tree, task: Task, limit: int | None) -> TaskResult:
         documents = self.examples(task.name, limit)
         kind = self.config.kind or task.kind
         if kind == "choice" and not all(len(each.choices) > 1 for each in documents):
@@ -129,19 +130,20 @@ class Evaluator(Generic[M]):
             "choice": lambda: self._choose(params, task.name, documents, limit),
             "generate": lambda: self._generate(params, documents),
         }[kind]
-        return task_result(task.name, kind, answer(), self.config.seed)
+        return task_result(task.name, kind, answer())
 
-    def _choose(self, params: Any, name: str, documents: Sequence[Document], limit: int | None) -> list[Example]:
+    def _choose(self, params: Tree, name: str, documents: Sequence[Document], limit: int | None) -> list[Example]:
         key = (name, limit)
         if key not in self._questions:
             self._questions[key] = choice.questions(
-                documents, self.tokenizer, self.spec.block_size, self.config.end_of_text
+                documents, self.tokenizer, self.model.block_size, self.config.end_of_text
             )
         scored = choice.score(self.runner, params, self._questions[key], self.config.batch_size)
         return [self._chosen(each, scores) for each, scores in zip(documents, scored, strict=True)]
 
     def _chosen(self, document: Document, scored: choice.Scores) -> Example:
         sizes = [max(len(text.encode()), 1) for text in document.choices]
+        lengths = [choice.harness_length(text) for text in document.choices]
         label = document.choices.index(document.answer) if document.label is None else document.label
         example = Example(
             id=document.id,
@@ -154,13 +156,14 @@ class Evaluator(Generic[M]):
             label=label,
             scores=numbers(scored.log_likelihood),
             per_byte=numbers(scored.log_likelihood / sizes),
+            normalised=numbers(scored.log_likelihood / lengths),
         )
-        index = example.choose(example.scores if self.config.normalise == "raw" else example.per_byte)
+        index = example.choose(example.scores if self.config.normalise == "raw" else example.normalised)
         if index is None:
             return example
         return Example(**{**example.__dict__, "chosen": document.choices[index], "right": index == label})
 
-    def _generate(self, params: Any, documents: Sequence[Document]) -> list[Example]:
+    def _generate(self, params: Tree, documents: Sequence[Document]) -> list[Example]:
         said = generate.answers(self.runner, params, self.tokenizer, documents, self.config)
         return [
             Example(
@@ -176,7 +179,7 @@ class Evaluator(Generic[M]):
             for document, text in zip(documents, said, strict=True)
         ]
 
-    def _measure(self, params: Any, reference: Any, name: str, limit: int | None) -> TaskResult:
+    def _measure(self, params: Tree, reference: Tree, name: str, limit: int | None) -> TaskResult:
         found = held_out(
             self.runner,
             params,
@@ -185,16 +188,19 @@ class Evaluator(Generic[M]):
             batch_size=self.config.batch_size,
             reference=reference,
         )
+        num_tokens, num_bytes = int(found.tokens.sum()), int(found.num_bytes.sum())
         return TaskResult(
             name,
             measures={**dict.fromkeys(MEASURES), **found.measures()},
-            intervals=found.intervals(self.config.seed),
-            num_rows=len(found.indices),
-            num_tokens=int(found.tokens.sum()),
+            intervals=found.intervals(),
+            num_rows=len(found.nll),
+            num_tokens=num_tokens,
+            sums=TaskSums(rows=found),
+            uniform=uniform_losses(self.tokenizer.vocab_size, num_tokens, num_bytes),
         )
 
 
-def _known(names: Sequence[str], known: Mapping[str, Any], kind: str) -> Sequence[str]:
+def _known(names: Sequence[str], known: JsonView, kind: str) -> Sequence[str]:
     for name in names:
         if name not in known:
             raise UserError(f"there is no {kind} {name!r} in this run; known: {', '.join(known) or 'none'}")

@@ -7,7 +7,7 @@ run is evaluated. Functions that it compiles take the parameters first and array
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,26 +16,23 @@ from numpy.typing import NDArray
 
 from holdfast.execution.topology import Topology
 from holdfast.models.axes import BATCH_AXES
-from holdfast.models.config import ModelSpec
-
-M = TypeVar("M")
+from holdfast.models.family import Model
+from holdfast.types import Tree
 
 SMALLEST_WIDTH = 16
 CPU_TOKENS = 2048  # of a batch; more leave the CPU's cache and take up to three times as long for each token
 
 
-class Runner(Generic[M]):
+class Runner:
     """A model on a mesh.
 
     Args:
-        model: a linen module with the methods of `Decoder`: `hidden`, `read`, `decode`.
-        spec: the model's numbers.
+        model: the choice of model.
         topology: where parameters are; None is one device.
     """
 
-    def __init__(self, model: M, spec: ModelSpec, topology: Topology | None = None) -> None:
+    def __init__(self, model: Model, topology: Topology | None = None) -> None:
         self.model = model
-        self.spec = spec
         self.topology = topology
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
@@ -55,8 +52,8 @@ class Runner(Generic[M]):
             wanted = min(wanted, max(1, CPU_TOKENS // width))
         return -(-wanted // self.row_multiple) * self.row_multiple
 
-    def call(self, function: Callable[..., Any], params: Any, arrays: Sequence[Any], **static: Any) -> Any:
-        """Run `function(model, spec, params, *arrays, **static)`, compiled; results are on the host.
+    def call(self, function: Callable[..., Any], params: Tree, arrays: Sequence[Any], **static: Any) -> Any:
+        """Run `function(model, params, *arrays, **static)`, compiled; results are on the host.
 
         Args:
             params: the parameters, or several trees of them in a tuple.
@@ -66,12 +63,17 @@ class Runner(Generic[M]):
         return jax.device_get(self.start(function, params, arrays, self._replicated(), **static))
 
     def start(
-        self, function: Callable[..., Any], params: Any, arrays: Sequence[Any], out_shardings: Any = None, **static: Any
+        self,
+        function: Callable[..., Any],
+        params: Tree,
+        arrays: Sequence[Any],
+        out_shardings: Any = None,
+        **static: Any,
     ) -> Any:
         """As `call`, but results stay on the devices, and arrays may be there already."""
         key = (function, tuple(sorted(static.items())))
         if key not in self._compiled:
-            bound = functools.partial(function, self.model, self.spec, **static)
+            bound = functools.partial(function, self.model, **static)
             self._compiled[key] = jax.jit(bound, out_shardings=out_shardings)
         if self.topology is None:
             return self._compiled[key](params, *arrays)

@@ -1,19 +1,19 @@
 """Generate: the model answers in its own words, and is right when they are the answer's after normalising."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from holdfast.data.documents import Document, normalise
 from holdfast.data.tokenizers import Tokenizer
 from holdfast.evaluation import decoding
 from holdfast.evaluation.config import EvaluationConfig
 from holdfast.evaluation.forward import Runner
+from holdfast.types import Tree
 
 AROUND = " .,;:!?'\"`"  # not signs and brackets, which may be part of an answer
 
 
 def answers(
-    runner: Runner[Any], params: Any, tokenizer: Tokenizer, documents: Sequence[Document], config: EvaluationConfig
+    runner: Runner, params: Tree, tokenizer: Tokenizer, documents: Sequence[Document], config: EvaluationConfig
 ) -> list[str]:
     """The text that the model says after each document's prompt.
 

@@ -6,19 +6,18 @@ as everywhere in the harness.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from holdfast.data.rows import IGNORE
 from holdfast.data.tokenizers import Tokenizer
 from holdfast.errors import UserError
-from holdfast.evaluation import choice
+from holdfast.evaluation import choice, statistics
 from holdfast.evaluation.decoding import Sampler, generate_tokens
-from holdfast.evaluation.forward import Runner, bucket, pad
-from holdfast.evaluation.perplexity import padded_row_sums
+from holdfast.evaluation.forward import Runner
+from holdfast.evaluation.results import Example
+from holdfast.evaluation.texts import text_losses
+from holdfast.types import Json, JsonView, Tree
 
 MAX_NEW_TOKENS = 256  # where a task does not say
 
@@ -28,7 +27,7 @@ Request = Sequence[Any]  # the arguments of one request
 class HarnessModel:
     """A model with its parameters, as the harness asks for it; `as_lm` makes it one of the harness's own classes."""
 
-    def __init__(self, runner: Runner[Any], params: Any, tokenizer: Tokenizer, batch_size: int = 32) -> None:
+    def __init__(self, runner: Runner, params: Tree, tokenizer: Tokenizer, batch_size: int = 32) -> None:
         self.runner = runner
         self.params = params
         self.tokenizer = tokenizer
@@ -39,7 +38,7 @@ class HarnessModel:
 
         Continuations of one context are one question, as long as they fit without cutting the context.
         """
-        block_size, eot_id = self.runner.spec.block_size, self.tokenizer.eot_id
+        block_size, eot_id = self.runner.model.block_size, self.tokenizer.eot_id
         encoded = iter(self.tokenizer.encode_batch([text for request in requests for text in request[:2]]))
         pairs = [(next(encoded), next(encoded)) for _ in requests]
         groups: dict[Any, list[int]] = {}
@@ -59,25 +58,9 @@ class HarnessModel:
 
     def loglikelihood_rolling(self, requests: Sequence[Request]) -> list[float]:
         """Log-likelihood of each whole text, in windows of a block when it is longer."""
-        block_size = self.runner.spec.block_size
-        texts = self.tokenizer.encode_batch([request[0] for request in requests])
-        rows = [
-            (index, window)
-            for index, text in enumerate(texts)
-            for window in windows([self.tokenizer.eot_id, *text], block_size)
-        ]
-        totals = [0.0] * len(requests)
-        num_rows = self.runner.rows(self.batch_size, block_size, len(rows))
-        for start in range(0, len(rows), num_rows):
-            part = rows[start : start + num_rows]
-            width = bucket(max(len(inputs) for _, (inputs, _) in part), block_size)
-            x = pad([inputs for _, (inputs, _) in part], num_rows, width)
-            y = pad([targets for _, (_, targets) in part], num_rows, width, fill=IGNORE)
-            mask = pad([[1] * len(inputs) for _, (inputs, _) in part], num_rows, width)
-            sums = self.runner.call(padded_row_sums, (self.params, None), (x, y, mask, None, None))
-            for (index, _), nll in zip(part, np.asarray(sums.nll, np.float64), strict=False):
-                totals[index] -= float(nll)
-        return totals
+        texts = [str(request[0]) for request in requests]
+        losses = text_losses(self.runner, self.params, self.tokenizer, texts, self.batch_size)
+        return [-float(loss.nats.sum()) for loss in losses]
 
     def generate_until(self, requests: Sequence[Request]) -> list[str]:
         """What the model says after each context, up to the first of the request's stop texts."""
@@ -93,7 +76,7 @@ class HarnessModel:
             results |= dict(zip(part, said, strict=True))
         return [results[index] for index in range(len(requests))]
 
-    def _generate(self, contexts: Sequence[str], settings: Mapping[str, Any], stops: Sequence[str]) -> list[str]:
+    def _generate(self, contexts: Sequence[str], settings: JsonView, stops: Sequence[str]) -> list[str]:
         sampled = settings.get("do_sample", settings.get("temperature", 0) > 0)
         sampler = Sampler(
             float(settings.get("temperature", 1.0)) if sampled else 0.0,
@@ -106,7 +89,7 @@ class HarnessModel:
             return any(each in text for each in stops)
 
         # A context is worth more than the room for an answer that will hardly be so long.
-        longest = max(self.runner.spec.block_size // 2, 1)
+        longest = max(self.runner.model.block_size // 2, 1)
         made = generate_tokens(
             self.runner,
             self.params,
@@ -118,18 +101,6 @@ class HarnessModel:
             stop=stop,
         )
         return [cut(self.tokenizer.decode(ids), stops) for ids in made]
-
-
-def windows(tokens: Sequence[int], block_size: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Inputs and targets that predict every token but the first once, each with as much before it as fits.
-
-    >>> list(windows([0, 1, 2, 3], 2))
-    [([0, 1], [1, 2]), ([1, 2], [-1, 3])]
-    """
-    for start in range(0, len(tokens) - 1, block_size):
-        end = min(start + block_size, len(tokens) - 1)
-        first = max(end - block_size, 0)  # the last window reaches back, so that it is full too
-        yield list(tokens[first:end]), [IGNORE] * (start - first) + list(tokens[start + 1 : end + 1])
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
@@ -168,7 +139,7 @@ def run_harness(
     num_fewshot: int | None = None,
     include_path: Path | None = None,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> Json:
     """Results of the harness's tasks, as `lm_eval.simple_evaluate` gives them.
 
     Args:
@@ -184,7 +155,7 @@ def run_harness(
     if unknown:
         raise UserError(f"--harness {', '.join(unknown)}: the harness has no such task; `lm_eval ls tasks` lists them")
     try:
-        results: dict[str, Any] = _import("lm_eval").simple_evaluate(
+        results: Json = _import("lm_eval").simple_evaluate(
             model=as_lm(model),
             tasks=list(tasks),
             num_fewshot=num_fewshot,
@@ -198,6 +169,35 @@ def run_harness(
     except OSError as error:  # of the hub, or of files that a definition names
         raise UserError(f"--harness {', '.join(tasks)}: the harness cannot read a task's data: {error}") from error
     return results
+
+
+def answers(results: JsonView) -> dict[str, tuple[list[Example], float]]:
+    """Which questions of each task were answered rightly, and the accuracy of guessing, from what `run_harness` gave.
+
+    Tasks that score no single question as right or wrong (a perplexity, say) are left out.
+    """
+    found: dict[str, tuple[list[Example], float]] = {}
+    for task, samples in results.get("samples", {}).items():
+        metric = next((name for name in ("acc", "exact_match") if samples and name in samples[0]), None)
+        if metric is None:
+            continue
+        examples, choices = [], []
+        for sample in sorted(samples, key=lambda each: int(each["doc_id"])):
+            prompt, likeliest = str(sample["arguments"][0][0]), _likeliest(sample)
+            choices.append(len(sample["arguments"]) if metric == "acc" else 0)
+            right = float(sample[metric]) > 0.5
+            examples.append(Example(str(sample["doc_id"]), prompt, str(sample["target"]), likeliest, right))
+        found[task] = (examples, statistics.chance(choices) or 0.0 if metric == "acc" else 0.0)
+    return found
+
+
+def _likeliest(sample: JsonView) -> str:
+    """What a model said: the continuation with the highest log-likelihood, or the text that it generated."""
+    responses = sample["filtered_resps"]
+    if isinstance(responses[0], str):
+        return str(responses[0])
+    best = max(range(len(responses)), key=lambda index: float(responses[index][0]))
+    return str(sample["arguments"][best][1])
 
 
 def _import(module: str) -> Any:

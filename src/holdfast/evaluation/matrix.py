@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.evaluation.statistics import better_than
+from holdfast.types import Json, JsonView
+
 LOWER_IS_BETTER = frozenset({"nll", "bits_per_byte", "kl_forward", "kl_reverse", "loss", "perplexity"})
 METRICS = ("average", "backward_transfer", "forward_transfer", "forgetting", "learning_accuracy")
 
@@ -34,6 +37,8 @@ class Point:
         at: why it was measured, such as `start`, `fade_start`, `boundary`, `fade_end`, `end`, `probe`.
         tokens: tokens seen.
         intervals: confidence intervals of the scores that have one.
+        counts: how many documents, or groups of questions, each interval is over.
+        facts: of each task what its scores are judged by: chance, majority, number of questions.
     """
 
     step: int
@@ -43,8 +48,10 @@ class Point:
     at: str = ""
     tokens: int = 0
     intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    facts: Mapping[str, JsonView] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """The point as JSON can hold it; non-finite scores are null."""
         return {
             "step": self.step,
@@ -60,10 +67,12 @@ class Point:
                 task: {measure: [float(low), float(high)] for measure, (low, high) in measures.items()}
                 for task, measures in self.intervals.items()
             },
+            "counts": {task: dict(counts) for task, counts in self.counts.items()},
+            "facts": {task: dict(facts) for task, facts in self.facts.items()},
         }
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> "Point":
+    def from_dict(cls, record: JsonView) -> "Point":
         """The point of a record that `to_dict` made; keys of other kinds of record are left alone."""
         intervals = {
             task: {measure: (low, high) for measure, (low, high) in measures.items()}
@@ -77,7 +86,21 @@ class Point:
             at=record.get("at", ""),
             tokens=record.get("tokens", 0),
             intervals=intervals,
+            counts=record.get("counts") or {},
+            facts=record.get("facts") or {},
         )
+
+    def above_level(self, task: str) -> bool | None:
+        """Whether a task's accuracy is above both chance and the majority class, beyond luck; None where not known.
+
+        A model that gives one answer to everything is not, whatever it scores.
+        """
+        facts, score = self.facts.get(task, {}), self.scores.get(task, {}).get("accuracy")
+        interval, count = self.intervals.get(task, {}).get("accuracy"), facts.get("count")
+        known = [level for level in (facts.get("chance"), facts.get("majority")) if level is not None]
+        if score is None or interval is None or not count or not known:
+            return None
+        return not facts.get("one_class") and better_than(score, interval[0], int(count), max(known))
 
 
 def finite(value: Any) -> Cell:
@@ -108,20 +131,21 @@ def task_homes(tasks: Sequence[str], stage_datasets: Sequence[Sequence[str]]) ->
     return tuple(next((i for i, names in stages if task in names), None) for task in tasks)
 
 
-def tasks_not_learned(
-    points: Iterable[Point], chance: Mapping[str, float], measure: str = "accuracy"
-) -> frozenset[str]:
-    """Tasks whose score never rose above chance by its interval; without intervals nothing is said of a task.
+def tasks_not_learned(points: Iterable[Point], tasks: Sequence[str], homes: Sequence[int | None]) -> frozenset[str]:
+    """Tasks whose accuracy is not above chance and majority after their own stage, and was not before it either.
 
-    Args:
-        chance: the score of guessing, or of the majority class, where known.
+    What was known before its stage can be forgotten. Without intervals nothing is said of a task.
     """
-    lows: dict[str, list[float]] = {}
-    for point in points:
-        for task, intervals in point.intervals.items():
-            if task in chance and measure in intervals:
-                lows.setdefault(task, []).append(intervals[measure][0])
-    return frozenset(task for task, found in lows.items() if max(found) <= chance[task])
+    rows = {point.row: point for point in points if point.row is not None}
+
+    def above(row: int, task: str) -> bool | None:
+        return rows[row].above_level(task) if row in rows else None
+
+    return frozenset(
+        task
+        for task, home in zip(tasks, homes, strict=True)
+        if home is not None and above(home, task) is False and not above(home - 1, task)
+    )
 
 
 @dataclass(frozen=True)
@@ -133,7 +157,8 @@ class ScoreMatrix:
         tasks: names of the columns.
         homes: for each task its stage, counted from 1, or None.
         measures: for each measure T + 1 rows of raw values.
-        not_learned: tasks that never rose above chance; they are left out of the mean forgetting of accuracy.
+        not_learned: tasks that did not rise above chance and majority in their stage; they are left out of the mean
+            forgetting of accuracy.
         baseline: raw scores b_j by measure and task, for forward transfer; row 0 where not given.
     """
 
@@ -219,7 +244,7 @@ class ScoreMatrix:
             return self._scores(measure, column)(0)
         return -given if measure in LOWER_IS_BETTER else given
 
-    def to_results(self, points: Iterable[Point] = (), **extra: Any) -> dict[str, Any]:
+    def to_results(self, points: Iterable[Point] = (), **extra: Any) -> Json:
         """The content of `results.json`.
 
         Args:
@@ -239,7 +264,7 @@ class ScoreMatrix:
         }
 
     @classmethod
-    def from_results(cls, results: Mapping[str, Any]) -> "ScoreMatrix":
+    def from_results(cls, results: JsonView) -> "ScoreMatrix":
         """The matrix in the content of a `results.json`."""
         return cls(
             stages=tuple(results["stages"]),

@@ -5,78 +5,45 @@ mostly padding are cut to a few shorter widths, which changes no token's loss.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.data.rows import IGNORE, RowArrays, Rows
+from holdfast.data.rows import IGNORE, RowArrays
 from holdfast.data.sampling import DatasetStyle
-from holdfast.evaluation import statistics
 from holdfast.evaluation.forward import Runner, few_widths
 from holdfast.evaluation.scoring import Sums, row_sums
-from holdfast.models.config import ModelSpec
+from holdfast.evaluation.sums import HeldOut
+from holdfast.models.family import Model
+from holdfast.types import Tree
 
 NARROWEST = 32
 MOST_WIDTHS = 4  # that one source is compiled for
 
-Floats = NDArray[np.float64]
 
+class MeasuredRows(Protocol):
+    """What is read of rows, as `holdfast.data.rows.Rows`."""
 
-@dataclass(frozen=True)
-class HeldOut:
-    """What was measured on some rows: sums by row, in the order of the rows."""
-
-    indices: NDArray[np.int64]
-    nll: Floats
-    tokens: Floats
-    num_bytes: Floats  # of text that the counted targets stand for
-    groups: NDArray[np.int64]  # the document in which each row begins
-    kl_forward: Floats
-    kl_reverse: Floats
-    kl_tokens: Floats
-
-    def measures(self) -> dict[str, float | None]:
-        """The figures: token-weighted NLL, bits per byte, mean divergences; None where nothing was measured."""
-        return {
-            "nll": _ratio(self.nll, self.tokens),
-            "bits_per_byte": statistics.bits_per_byte(float(self.nll.sum()), int(self.num_bytes.sum())),
-            "kl_forward": _ratio(self.kl_forward, self.kl_tokens),
-            "kl_reverse": _ratio(self.kl_reverse, self.kl_tokens),
-        }
-
-    def intervals(self, seed: int = 0) -> dict[str, tuple[float, float]]:
-        """Bootstrap intervals of the figures, resampling groups of rows; none for fewer than two groups."""
-        pairs = {
-            "nll": (self.nll, self.tokens, 1.0),
-            "bits_per_byte": (self.nll, self.num_bytes, np.log(2)),
-            "kl_forward": (self.kl_forward, self.kl_tokens, 1.0),
-            "kl_reverse": (self.kl_reverse, self.kl_tokens, 1.0),
-        }
-        found: dict[str, tuple[float, float]] = {}
-        for name, (tops, bottoms, unit) in pairs.items():
-            counted = bottoms > 0
-            if len(np.unique(self.groups[counted])) >= 2 and np.isfinite(tops).all():
-                ends = statistics.bootstrap_ratio(tops[counted], bottoms[counted], self.groups[counted], seed=seed)
-                found[name] = (ends.low / unit, ends.high / unit)
-        return found
-
-
-def _ratio(tops: Floats, bottoms: Floats) -> float | None:
-    total = float(bottoms.sum())
-    return float(tops.sum()) / total if total else None
+    @property
+    def style(self) -> DatasetStyle: ...
+    @property
+    def block_size(self) -> int: ...
+    def __len__(self) -> int: ...
+    def rows(self, indices: Any) -> RowArrays: ...
+    def target_bytes(self, y: Any) -> NDArray[np.int64]: ...
+    def documents(self, index: int) -> range: ...
 
 
 def held_out(
-    runner: Runner[Any],
-    params: Any,
-    rows: Rows,
+    runner: Runner,
+    params: Tree,
+    rows: MeasuredRows,
     *,
     limit: int | None = None,
     batch_size: int = 32,
-    reference: Any = None,
+    reference: Tree = None,
 ) -> HeldOut:
     """Measure the first rows of a source.
 
@@ -95,16 +62,16 @@ def held_out(
     # Rows that begin in one document go together. Whoever shares a document at all would be too strict: rows of a
     # stream overlap in a chain that makes the whole split one group.
     groups = np.array([rows.documents(index).start for index in range(count)], np.int64)
-    return HeldOut(np.arange(count), nll, tokens, num_bytes, groups, kl_forward, kl_reverse, kl_tokens)
+    return HeldOut(nll, tokens, num_bytes, groups, kl_forward, kl_reverse, kl_tokens)
 
 
-def padded_row_sums(model: Any, spec: ModelSpec, params: tuple[Any, Any], *arrays: jax.Array) -> Sums:
+def padded_row_sums(model: Model, params: tuple[Any, Any], *arrays: jax.Array) -> Sums:
     """`row_sums` of the arrays of a batch, for parameters of a model and of its reference (or None)."""
-    return row_sums(model.apply, spec, params[0], RowArrays(*arrays), params[1])  # type: ignore[arg-type]  # traced
+    return row_sums(model, params[0], RowArrays(*arrays), params[1])  # type: ignore[arg-type]  # traced
 
 
 def _batches(
-    runner: Runner[Any], rows: Rows, count: int, batch_size: int
+    runner: Runner, rows: MeasuredRows, count: int, batch_size: int
 ) -> Iterator[tuple[RowArrays, NDArray[np.int64]]]:
     """Rows in batches of fixed shapes, with masked rows at the end of the last; segments only where rows have some."""
     packed = rows.style is DatasetStyle.PACKED
@@ -121,7 +88,7 @@ def _batches(
         yield cut if packed else cut._replace(segment_ids=None, positions=None), indices  # type: ignore[arg-type]  # None: one text a row
 
 
-def _used(rows: Rows, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+def _used(rows: MeasuredRows, indices: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many positions of each row are not padding on the right."""
     if rows.style is DatasetStyle.PMD:
         return np.full(len(indices), rows.block_size)

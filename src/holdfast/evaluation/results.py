@@ -10,7 +10,9 @@ from typing import Any, NamedTuple, Optional
 from holdfast.errors import UserError
 from holdfast.evaluation import statistics
 from holdfast.evaluation.matrix import finite
-from holdfast.execution.files import write_atomically
+from holdfast.evaluation.sums import Answers, TaskSums
+from holdfast.execution.files import read_regular, write_atomically
+from holdfast.types import Json
 
 FOLDER = "evaluations"
 MEASURES = ("accuracy", "nll", "bits_per_byte", "kl_forward", "kl_reverse")
@@ -23,6 +25,7 @@ class Example:
     Args:
         scores: log-likelihood of each choice; empty where the answer was generated.
         per_byte: the same divided by each choice's bytes.
+        normalised: the same divided by the characters of each choice, as lm-evaluation-harness does for `acc_norm`.
         chosen: the text that was chosen or generated; None where no score was a number.
         label: index of the right choice, where there are choices.
     """
@@ -37,11 +40,23 @@ class Example:
     label: Optional[int] = None
     scores: tuple[Optional[float], ...] = ()
     per_byte: tuple[Optional[float], ...] = ()
+    normalised: tuple[Optional[float], ...] = ()
 
     def choose(self, scores: Sequence[Optional[float]]) -> Optional[int]:
         """The index of the largest score; the first of equals."""
         known = [(score, -index) for index, score in enumerate(scores) if score is not None]
         return -max(known)[1] if known else None
+
+    @property
+    def margin(self) -> float:
+        """By how much the right answer is likelier than the best of the others, in nats; 0 where that is not known.
+
+        >>> Example("1", "", "a", "a", True, choices=("a", "b"), label=0, scores=(-1.0, -3.0)).margin
+        2.0
+        """
+        right = self.scores[self.label] if self.label is not None and self.label < len(self.scores) else None
+        others = [score for index, score in enumerate(self.scores) if index != self.label and score is not None]
+        return right - max(others) if right is not None and others else 0.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,8 @@ class TaskResult:
         majority: accuracy of always giving the most frequent answer.
         per_class: how often each answer was given; by place where the choices differ between questions.
         examples: every question.
+        sums: what the measures and their intervals are made of.
+        uniform: the losses of a model that knows nothing, for which all tokens are equally likely.
     """
 
     name: str
@@ -67,6 +84,8 @@ class TaskResult:
     examples: tuple[Example, ...] = ()
     num_rows: int = 0
     num_tokens: int = 0
+    sums: TaskSums = field(default_factory=TaskSums)
+    uniform: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> Optional[float]:
@@ -83,10 +102,15 @@ class TaskResult:
         """Whether every answer was the same although several were given to choose from: nothing was understood."""
         return self.count > 1 and len(self.per_class) == 1
 
-    def facts(self) -> dict[str, Any]:
-        """What one must know to judge the accuracy, as JSON can hold it."""
-        facts: dict[str, Any] = {
-            "kind": self.kind,
+    def facts(self) -> Json:
+        """What one must know to judge the scores, as JSON can hold it."""
+        rows = self.sums.rows
+        facts: Json = {"kind": self.kind}
+        if rows is not None:
+            facts |= {"rows": self.num_rows, "documents": rows.num_documents, "uniform": dict(self.uniform)}
+        if self.accuracy is None:
+            return facts
+        facts |= {
             "count": self.count,
             "chance": self.chance,
             "majority": self.majority,
@@ -96,6 +120,7 @@ class TaskResult:
         if self.kind == "choice":
             facts["accuracy_raw"] = _accuracy([(each, each.scores) for each in self.examples])
             facts["accuracy_per_byte"] = _accuracy([(each, each.per_byte) for each in self.examples])
+            facts["accuracy_norm"] = _accuracy([(each, each.normalised) for each in self.examples])
         return facts
 
 
@@ -104,11 +129,16 @@ def _accuracy(scored: Sequence[tuple[Example, Sequence[Optional[float]]]]) -> Op
     return sum(right) / len(right) if right else None
 
 
-def task_result(name: str, kind: str, examples: Sequence[Example], seed: int = 0) -> TaskResult:
+def answers_of(examples: Sequence[Example]) -> Answers:
+    """Which of some questions were answered rightly."""
+    ids, groups, right = zip(*((each.id, each.group, each.right) for each in examples), strict=True)
+    return Answers(ids, groups, right)
+
+
+def task_result(name: str, kind: str, examples: Sequence[Example]) -> TaskResult:
     """The figures of a task whose questions were answered."""
+    sums = TaskSums(answers=answers_of(examples))
     right = [each.right for each in examples]
-    numbered: dict[Any, int] = {}
-    groups = [numbered.setdefault(each.group or index, len(numbered)) for index, each in enumerate(examples)]
     same_choices = len({each.choices for each in examples}) == 1
 
     def class_of(each: Example, text: Optional[str]) -> str:
@@ -118,16 +148,16 @@ def task_result(name: str, kind: str, examples: Sequence[Example], seed: int = 0
 
     truths = [class_of(each, each.answer) for each in examples]
     given = Counter(class_of(each, each.chosen) for each in examples)
-    low, high = statistics.accuracy_interval(right, groups, seed=seed)
     return TaskResult(
         name,
         measures={**dict.fromkeys(MEASURES), "accuracy": sum(right) / len(right)},
-        intervals={"accuracy": (low, high)},
+        intervals=sums.intervals(),
         kind=kind,
         chance=statistics.chance([len(each.choices) for each in examples]) if kind == "choice" else 0.0,
         majority=statistics.majority(truths),
         per_class=dict(given.most_common(20)),
         examples=tuple(examples),
+        sums=sums,
     )
 
 
@@ -138,7 +168,8 @@ def merged(first: TaskResult, second: TaskResult) -> TaskResult:
     }
     intervals = {**second.intervals, **first.intervals}
     values = {**first.__dict__, "measures": measures, "intervals": intervals}
-    return TaskResult(**{**values, "num_rows": second.num_rows, "num_tokens": second.num_tokens})
+    values |= {"num_rows": second.num_rows, "num_tokens": second.num_tokens, "uniform": second.uniform}
+    return TaskResult(**{**values, "sums": TaskSums(second.sums.rows, first.sums.answers)})
 
 
 def file_name(task: str) -> str:
@@ -161,9 +192,10 @@ def write_examples(folder: Path, results: Mapping[str, TaskResult]) -> None:
 def read_examples(path: Path) -> list[Example]:
     """The examples of a file that `write_examples` made."""
     examples = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in read_regular(path).decode().splitlines():
         values = json.loads(line)
-        lists = {name: tuple(values[name]) for name in ("choices", "scores", "per_byte")}
+        # Files of earlier versions have no normalised scores.
+        lists = {name: tuple(values.get(name, ())) for name in ("choices", "scores", "per_byte", "normalised")}
         examples.append(Example(**{**values, **lists}))
     return examples
 

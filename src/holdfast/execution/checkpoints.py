@@ -2,13 +2,16 @@
 
 A checkpoint is written asynchronously under a temporary name and renamed when it is complete. Its names
 (`boundary_1`, `best_0`, `final`) are tags in its manifest, so there is no pointer that could be ahead of the data.
+The manifest holds a checksum of every array and one of itself, so that what was damaged on the disk is not trained on.
 What only lists or names checkpoints needs no JAX.
 """
 
 import contextlib
 import functools
+import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 import sys
@@ -21,14 +24,30 @@ from typing import Any, TypeVar
 
 from holdfast.errors import RunError, UserError
 from holdfast.execution import processes
+from holdfast.execution.faults import fault_point
 from holdfast.execution.files import write_atomically
 from holdfast.execution.storage import Patience, disk_reason, gave_up, unreachable
+from holdfast.types import Json, JsonView
 
 T = TypeVar("T")
 
 STATE, MANIFEST = "state", "manifest"
+LATEST = "latest"  # what the newest checkpoint is called
 TEMPORARY = ".orbax-checkpoint-tmp"  # Orbax's name for what is not complete; left over, it is removed
 _KEPT = re.compile(r"boundary_\d+|final")
+CHECKSUMS, SEAL = "checksums", "seal"  # of the arrays, and of the manifest itself; earlier versions had neither
+# What the parts of a manifest are; one with "format" is of a run and has all of the first group.
+_RUN_PARTS: dict[str, type] = {
+    "step": int, "tokens": int, "stage": int, "format": int, "metrics_length": int, "per_device_batch_size": int,
+    "tags": list, "past": list, "points": list, "config": dict, "model": dict, "best": dict, "mesh": dict,
+    "tokenizer": str, "plan": str,
+}  # fmt: skip
+_PARTS = {**_RUN_PARTS, "semantics": int, "cores": int, "processes": int, "row_order": int, "memory": list,
+          "base": dict, "sampled": dict, "metrics_digest": str, "files": dict, CHECKSUMS: dict}  # fmt: skip
+
+
+class DamagedCheckpointError(RunError):
+    """A checkpoint whose arrays are not what was saved, or cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +56,7 @@ class CheckpointInfo:
 
     step: int
     path: Path
-    manifest: dict[str, Any]
+    manifest: Json
 
     @property
     def tags(self) -> list[str]:
@@ -61,14 +80,55 @@ def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
     return sorted(found, key=lambda info: info.step)
 
 
-def _read_manifest(path: Path) -> dict[str, Any] | None:
+def _read_manifest(path: Path) -> Json | None:
+    return _manifest_or_reason(path)[0]
+
+
+def _manifest_or_reason(path: Path) -> tuple[Json | None, str]:
+    """The manifest of a checkpoint; or None, and why it cannot be used."""
+    file = path / MANIFEST / "metadata"
     try:
-        manifest = json.loads((path / MANIFEST / "metadata").read_text())
-    except (OSError, ValueError) as error:
+        manifest = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
         if unreachable(error) is not None:  # the checkpoint may be good
             raise
-        return None
-    return manifest if isinstance(manifest, dict) else None
+        return None, f"{file} is missing or damaged"
+    if not isinstance(manifest, dict):
+        return None, f"{file} is missing or damaged"
+    problem = manifest_problem(manifest, int(path.name))
+    return (manifest, "") if problem is None else (None, f"{file} is damaged: {problem}")
+
+
+def manifest_problem(manifest: JsonView, step: int) -> str | None:
+    """What is wrong with the manifest of a step, None if nothing is; what an earlier version did not write may lack.
+
+    >>> manifest_problem({"step": 8, "tags": "final"}, 8)
+    "'tags' is of type str, not list"
+    """
+    if (SEAL in manifest or CHECKSUMS in manifest) and manifest.get(SEAL) != seal_of(manifest):
+        return "its content is not what was written"
+    for name, kind in _PARTS.items():
+        if name in manifest and type(manifest[name]) is not kind:
+            return f"{name!r} is of type {type(manifest[name]).__name__}, not {kind.__name__}"
+    missing = [name for name in _RUN_PARTS if name not in manifest]
+    if "format" in manifest and missing:
+        return f"it has no {missing[0]!r}"
+    if manifest.get("step", step) != step:
+        return f"it is of step {manifest['step']}"
+    if not all(isinstance(tag, str) for tag in manifest.get("tags", ())):
+        return "'tags' holds what is no name"
+    return None
+
+
+def seal_of(manifest: JsonView) -> str:
+    """The digest of a manifest's content as JSON holds it, without its seal."""
+    content = json.loads(json.dumps({name: value for name, value in manifest.items() if name != SEAL}))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_manifest(path: Path, manifest: JsonView) -> None:
+    """Replace the manifest of a checkpoint as a whole, with a new seal."""
+    write_atomically(path / MANIFEST / "metadata", json.dumps({**manifest, SEAL: seal_of(manifest)}))
 
 
 def unusable_checkpoints(folder: Path) -> dict[str, str]:
@@ -78,8 +138,10 @@ def unusable_checkpoints(folder: Path) -> dict[str, str]:
         step, mark, rest = path.name.partition(TEMPORARY)
         if mark and step.isdigit() and "removed" not in rest:
             found[path.name] = "it was not finished"
-        elif path.name.isdigit() and _read_manifest(path) is None:
-            found[path.name] = f"{path / MANIFEST / 'metadata'} is missing or damaged"
+        elif path.name.isdigit():
+            manifest, reason = _manifest_or_reason(path)
+            if manifest is None:
+                found[path.name] = reason
     return found
 
 
@@ -91,8 +153,10 @@ def find_checkpoint(folder: Path, name: str) -> CheckpointInfo:
     infos = list_checkpoints(folder)
     if not infos:
         raise UserError(f"{folder}: there is no checkpoint; `holdfast run` makes them")
+    if name == LATEST:
+        _check_newest(folder, infos[-1].step)
     wanted = [info for info in infos if name == str(info.step) or name in info.tags]
-    if name == "latest":
+    if name == LATEST:
         return infos[-1]
     if name == "best":
         wanted = [info for info in infos if any(tag.startswith("best_") for tag in info.tags)]
@@ -102,14 +166,26 @@ def find_checkpoint(folder: Path, name: str) -> CheckpointInfo:
     return wanted[-1]
 
 
+def _check_newest(folder: Path, newest: int) -> None:
+    """Refuse to take an older checkpoint for the newest one because that is damaged."""
+    for name, reason in unusable_checkpoints(folder).items():
+        if name.isdigit() and int(name) > newest:
+            raise UserError(
+                f"{folder.parent}: its newest checkpoint, {name}, cannot be used: {reason}; the newest good one is "
+                f"@{newest}; `holdfast run` goes on from that"
+            )
+
+
 def split_name(text: str) -> tuple[Path, str]:
     """`RUN[@CHECKPOINT]` as a folder and a checkpoint's name.
 
     >>> split_name("runs/a@boundary_1")
     (PosixPath('runs/a'), 'boundary_1')
     """
-    folder, _, name = text.partition("@")
-    return Path(folder), name or "latest"
+    folder, _, name = text.rpartition("@")
+    if not folder or Path(text).is_dir():  # a folder's name may hold an @
+        return Path(text), LATEST
+    return Path(folder), name or LATEST
 
 
 def named_checkpoint(text: str) -> CheckpointInfo:
@@ -118,6 +194,13 @@ def named_checkpoint(text: str) -> CheckpointInfo:
     if not run_dir.is_dir():
         raise UserError(f"{text}: there is no run folder {run_dir}; expected RUN or RUN@CHECKPOINT")
     return find_checkpoint(run_dir / "checkpoints", name)
+
+
+def current_names(infos: Iterable[CheckpointInfo]) -> dict[int, list[str]]:
+    """The names of checkpoints by step; where several carry the tag of a best one, the newest has the name."""
+    ordered = sorted(infos, key=lambda info: info.step)
+    owner = {tag: info.step for info in ordered for tag in info.tags}
+    return {info.step: [tag for tag in info.tags if owner[tag] == info.step] for info in ordered}
 
 
 def kept_steps(infos: Iterable[CheckpointInfo], rolling: int) -> set[int]:
@@ -152,7 +235,7 @@ def rename(infos: Iterable[CheckpointInfo], names_of: Callable[[int], Iterable[s
     for info in infos:
         tags = [*names_of(info.step), *(tag for tag in info.tags if not _KEPT.fullmatch(tag))]
         if set(tags) != set(info.tags):
-            write_atomically(info.path / MANIFEST / "metadata", json.dumps({**info.manifest, "tags": tags}))
+            write_manifest(info.path, {**info.manifest, "tags": tags})
 
 
 @functools.cache
@@ -224,6 +307,7 @@ class CheckpointStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             for leftover in self.folder.glob(f"*{TEMPORARY}*"):
                 shutil.rmtree(leftover, ignore_errors=True)
+            self._forget_paths()
         together = ocp.options.MultiprocessingOptions()
         me = processes.index()
         by_itself = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
@@ -240,7 +324,7 @@ class CheckpointStore:
             ),
         )
 
-    def save(self, step: int, state: Any, manifest: dict[str, Any], *, durable: bool = False) -> None:
+    def save(self, step: int, state: Any, manifest: Json, *, durable: bool = False) -> None:
         """Start writing a checkpoint; it counts only when it is complete.
 
         Orbax finishes the one before first, so what is pruned here is older than a durable one. If that one could not
@@ -249,8 +333,12 @@ class CheckpointStore:
         Args:
             durable: return when it is complete; it is tried again until then. So is one that is kept for good.
         """
+        from holdfast.execution.checksums import checksums
+
         args = self._ocp.args
-        items = args.Composite(**{STATE: args.StandardSave(state), MANIFEST: args.JsonSave(manifest)})
+        manifest = {**manifest, CHECKSUMS: checksums(state)}
+        sealed = {**manifest, SEAL: seal_of(manifest)}
+        items = args.Composite(**{STATE: args.StandardSave(state), MANIFEST: args.JsonSave(sealed)})
         durable = durable or any(_KEPT.fullmatch(tag) for tag in manifest["tags"])
         self._settle()
 
@@ -260,12 +348,16 @@ class CheckpointStore:
             if self._writing == step and step in {info.step for info in list_checkpoints(self.folder)}:
                 return  # the try before this one was complete, and failed after that
             self._writing = step
+            fault_point("checkpoint")
             try:
                 self._prune()
+                fault_point("checkpoint pruned")
                 saved = _by_daemon(lambda: self._manager.save(step, args=items))
                 assert saved, f"a checkpoint of step {step} is there already"
+                fault_point("checkpoint begun")
                 if durable:
                     self._manager.wait_until_finished()
+                    fault_point("checkpoint written")
             except Exception:
                 self._give_up_manager()
                 raise
@@ -280,6 +372,7 @@ class CheckpointStore:
             return
         try:
             self._manager.wait_until_finished()
+            self._forget_paths()
         except Exception as error:
             reason = disk_reason(error)
             if reason is None:
@@ -288,6 +381,15 @@ class CheckpointStore:
             if processes.count() > 1:
                 raise RunError(gave_up(f"checkpoint {self._writing}", reason, 0)) from error
             self._patience.say(f"checkpoint {self._writing} could not be written and is left out: {reason}")
+
+    def _forget_paths(self) -> None:
+        """Take the paths of this machine out of the files by which Orbax marks what is complete: they may be shared."""
+        if self.read_only or not processes.is_first():
+            return
+        with contextlib.suppress(OSError):  # pruned meanwhile, or a disk that refuses: the next time
+            for mark in self.folder.glob("[0-9]*/**/commit_success.txt"):
+                if os.fsencode(self.folder) in mark.read_bytes():  # that it is there counts, not what it says
+                    mark.write_text(f"Checkpoint commit was successful to {mark.parent.name}")
 
     def _give_up_manager(self) -> None:
         """Let go of a manager that failed: it remembers a step that is not there."""
@@ -306,6 +408,10 @@ class CheckpointStore:
                 grave = self.folder / f"{info.step}{TEMPORARY}-removed"
                 shutil.rmtree(grave, ignore_errors=True)
                 shutil.rmtree(info.path.rename(grave))
+
+    def names(self, step: int) -> set[str]:
+        """The names of the arrays, or trees of arrays, that the state of a step holds."""
+        return set(self._ocp.PyTreeCheckpointHandler().metadata(self.folder / str(step) / STATE).tree)
 
     def restore(self, step: int, target: Any) -> Any:
         """The state of a step, placed as the target's shapes and shardings say."""

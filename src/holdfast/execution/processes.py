@@ -8,8 +8,10 @@ import itertools
 import json
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from holdfast.execution.storage import failed_line
 HEARTBEAT_SECONDS = 45  # JAX ends all processes between half of this and this after one is gone
 ALIVE_SECONDS, ALIVE_PATIENCE = 4, 16  # ours, with a message, comes before
 AGREE_SECONDS = 300
+START_SECONDS = 120  # topology/start_timeout unless a config says otherwise
+ROLL_SECONDS = 5  # for one message between processes that start
 SAME_SECONDS = 3  # in which all processes meet the same error if it is not of one alone
 PREPARE_SECONDS = 7 * 24 * 3600
 LINKS = ("Gloo", "NCCL", "RCCL", "UNAVAILABLE", "coordination service")  # in errors of a network between processes
@@ -99,16 +103,19 @@ def _from_environment(environ: Mapping[str, str]) -> Membership | None:
 
 
 @contextlib.contextmanager
-def joined(place: Membership | None) -> Iterator[None]:
+def joined(place: Membership | None, start_timeout: float = START_SECONDS) -> Iterator[None]:
     """Be one of several processes within the block; a failure in it ends this process at once.
 
     At once, because a process that waits for the others to say goodbye would wait for those that wait for it.
+
+    Args:
+        start_timeout: seconds in which all must have come.
     """
     if place is None:
         yield
         return
     try:
-        _join(place)
+        _join(place, start_timeout)
         with _watched():
             yield
             barrier("the end", PREPARE_SECONDS)
@@ -128,7 +135,9 @@ def joined(place: Membership | None) -> Iterator[None]:
         _end(1, broken or "")
 
 
-def _join(place: Membership) -> None:
+def _join(place: Membership, start_timeout: float) -> None:
+    if place.coordinator is not None and place.count is not None and place.index is not None:
+        call_roll(place.coordinator, place.count, place.index, start_timeout)
     import jax
 
     global _joined  # as JAX's own runtime, a process joins once
@@ -136,7 +145,10 @@ def _join(place: Membership) -> None:
     # It would take SIGTERM for itself; the loop has a handler of its own.
     jax.config.update("jax_enable_preemption_service", False)
     host = (place.coordinator or "").rpartition(":")[0]
+    too_late = threading.Timer(start_timeout, _end, (1, f"failed: {_absent(place, start_timeout)}"))
+    too_late.daemon = True
     try:
+        too_late.start()
         jax.distributed.initialize(
             place.coordinator,
             place.count,
@@ -144,13 +156,84 @@ def _join(place: Membership) -> None:
             cluster_detection_method="deactivate" if place.coordinator else None,
             coordinator_bind_address=place.coordinator if host in ("127.0.0.1", "localhost") else None,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            initialization_timeout=AGREE_SECONDS,
+            initialization_timeout=int(start_timeout) + AGREE_SECONDS,  # it aborts; ours says who is missing
             shutdown_timeout_seconds=60,
         )
     except Exception as error:  # whatever the runtime or a scheduler's interface raises
         reason = " ".join(str(error).split())[:300]
         raise RunError(f"this process cannot join the others: {type(error).__name__}: {reason}") from error
+    finally:
+        too_late.cancel()
     _joined = True
+
+
+def _absent(place: Membership, seconds: float) -> str:
+    """What to say where JAX alone knows who has come."""
+    number = "the" if place.count is None else f"the {place.count}"
+    return (
+        f"not all of {number} processes have come within {seconds:g} s (topology/start_timeout); the output of those "
+        "that are missing may say why"
+    )
+
+
+def call_roll(coordinator: str, count: int, index: int, seconds: float) -> None:
+    """Wait until all processes have come, at the address where JAX's own service will be; say who has not.
+
+    JAX ends a process with a stack of C++ where one is missing, and does not say which.
+    """
+    host, _, port = coordinator.rpartition(":")
+    address = (host.strip("[]"), int(port))
+    deadline = time.monotonic() + seconds
+    missing = _hear_all(address, count, deadline) if index == 0 else _answer(address, index, deadline)
+    if missing:
+        who = f"process {', '.join(map(str, missing))} of {count}"
+        raise RunError(
+            f"{who} has not come within {seconds:g} s (topology/start_timeout); start all with the same --coordinator "
+            f"and --processes; the output of those that are missing may say why"
+        )
+
+
+def _hear_all(address: tuple[str, int], count: int, deadline: float) -> list[int]:
+    """Process 0: hear every other process, then tell all of them who is missing; returns that."""
+    loopback = address[0] in ("127.0.0.1", "localhost")
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    heard: dict[int, socket.socket] = {}
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind((address[0] if loopback else "", address[1]))
+        except OSError as error:
+            raise RunError(f"--coordinator {address[0]}:{address[1]}: {error.strerror}; choose another port") from error
+        server.listen(count)
+        while len(heard) < count - 1 and (left := deadline - time.monotonic()) > 0:
+            server.settimeout(left)
+            with contextlib.suppress(OSError, ValueError):  # a stranger, or nobody
+                caller, _ = server.accept()
+                stack.enter_context(caller)
+                caller.settimeout(ROLL_SECONDS)
+                number = int(caller.recv(16))
+                if 0 < number < count:
+                    heard[number] = caller
+        missing = [number for number in range(1, count) if number not in heard]
+        for caller in heard.values():
+            with contextlib.suppress(OSError):
+                caller.sendall(json.dumps(missing).encode() + b"\n")
+                caller.recv(1)  # it hangs up first, so that the port is free at once
+    return missing
+
+
+def _answer(address: tuple[str, int], index: int, deadline: float) -> list[int]:
+    """Another process: report to process 0 and hear who is missing; [0] where nothing answers in time."""
+    while (left := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(OSError, ValueError), socket.create_connection(address, timeout=left) as call:
+            call.sendall(str(index).encode())
+            call.settimeout(max(deadline - time.monotonic(), 0) + ROLL_SECONDS)
+            answer = call.makefile("rb").readline()
+            if answer:
+                return [int(number) for number in json.loads(answer)]
+        time.sleep(0.1)
+    return [0]
 
 
 def _leave() -> None:
@@ -228,6 +311,14 @@ def _missing(error: str, seconds: int) -> str:
         f"{who} has not answered for {seconds} s; it has died or hangs (its own output may say why); "
         "the same command goes on from the newest checkpoint"
     )
+
+
+def visible_cores() -> int:
+    """How many cores this process may use (`taskset`, a batch system); XLA's sums on a CPU depend on it."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # a system without affinities
+        return os.cpu_count() or 1
 
 
 def count() -> int:

@@ -2,9 +2,10 @@
 
 import dataclasses
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from holdfast.execution.names import check_name
 from holdfast.execution.topology import Topology, TopologyConfig
@@ -24,6 +25,10 @@ class ExecutionSpec:
         id: identity of this execution, for trackers; made up unless given.
         topology: devices; a job that only looks at files needs none.
         root: the folder of all runs.
+        parent: `RUN@CHECKPOINT` whose past a new run shares.
+        init_from: `RUN[@CHECKPOINT]` whose weights a new run starts from.
+        on_results: called with the run's folder whenever results were written; what it raises is only shown.
+        resolved: the resolved run (`training.resolve.ResolvedRun`); None: the job resolves the current configuration.
     """
 
     name: str
@@ -32,6 +37,10 @@ class ExecutionSpec:
     id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex[:12])
     topology: Optional[Topology] = None
     root: Path = DEFAULT_ROOT
+    parent: Optional[str] = None
+    init_from: Optional[str] = None
+    on_results: Optional[Callable[[Path], object]] = None
+    resolved: Any = None
 
     def __post_init__(self) -> None:
         check_name(self.name, "--name")
@@ -51,8 +60,15 @@ class ExecutionSpec:
         topology: TopologyConfig | None = None,
     ) -> "ExecutionSpec":
         """A spec over all devices of this process."""
-        bare = cls(name=name, project=project, group=group, root=Path(root))
-        return dataclasses.replace(bare, topology=Topology.build(topology))
+        return cls(name=name, project=project, group=group, root=Path(root)).on_devices(topology)
+
+    def on_devices(self, topology: TopologyConfig | None = None) -> "ExecutionSpec":
+        """The same spec over all devices of this process."""
+        return dataclasses.replace(self, topology=Topology.build(topology))
+
+    def carrying(self, resolved: Any) -> "ExecutionSpec":
+        """The same spec with a resolved run."""
+        return dataclasses.replace(self, resolved=resolved)
 
     @property
     def run_dir(self) -> Path:

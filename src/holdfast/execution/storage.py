@@ -34,7 +34,16 @@ _REASONS = {
     errno.EHOSTUNREACH: "the host of the shared folder cannot be reached",
     errno.ETIMEDOUT: "the disk does not answer",
     errno.EIO: "the disk reports an error",
+    errno.ENAMETOOLONG: "a name is too long for this disk",
+    errno.EMFILE: "this process may not open more files: raise the limit (`ulimit -n`)",
+    errno.ENFILE: "this machine cannot open more files",
+    errno.ENOMEM: "there is too little memory",
 }
+_LIMITS = {_REASONS[number] for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)}
+# How libraries say that memory, or a thread, was not to be had.
+_NO_MEMORY = re.compile(
+    "RESOURCE_EXHAUSTED|bad_alloc|[Cc]annot allocate memory|failed to map segment|can't start new thread"
+)
 # Not the fault of the file that is read, so no reason to think it damaged.
 _NOT_THE_FILE = {
     reason for number, reason in _REASONS.items() if number not in (errno.ENOENT, errno.ENOTDIR, errno.EIO, errno.EFBIG)
@@ -60,12 +69,16 @@ def disk_reason(error: BaseException | None) -> str | None:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
+        if isinstance(error, MemoryError):
+            return _REASONS[errno.ENOMEM]
         numbers: list[int | None] = [int(number) for number in _NUMBER.findall(str(error))]
         if isinstance(error, OSError) and (error.filename is not None or error.errno not in _ALSO_NETWORK):
             numbers.append(error.errno)
         for number in numbers:
             if number in _REASONS:
                 return _REASONS[number]
+        if _NO_MEMORY.search(str(error)):
+            return _REASONS[errno.ENOMEM]
         error = error.__cause__ or error.__context__
     return None
 
@@ -76,10 +89,25 @@ def unreachable(error: BaseException) -> str | None:
     return reason if reason in _NOT_THE_FILE else None
 
 
+def remedy(reason: str) -> str:
+    """What the user can do about a reason."""
+    return "give this process more of it" if reason in _LIMITS else "mend the disk"
+
+
 def failed_line(error: BaseException) -> str | None:
-    """What to tell the user when a disk is why this was raised; None for any other error."""
-    reason = unreachable(error)
+    """What to tell the user when a disk, or a limit, is why this was raised; None for any other error."""
+    reason = unreachable(error) or _limit_reached()
     return None if reason is None else f"failed: {reason}: {' '.join(str(error).split())[:300]}"
+
+
+def _limit_reached() -> str | None:
+    """Whether no more files can be opened: an import then fails as if the module did not exist."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0)
+        return reason if reason in _LIMITS else None
+    return None
 
 
 class Patience:
@@ -137,7 +165,7 @@ class Patience:
 def gave_up(what: str, reason: str, seconds: float) -> str:
     """The message of a run that its disk has stopped."""
     waited = f", after {seconds:g} s" if seconds else ""
-    return f"{what}: {reason}{waited}; what was saved before is intact: mend the disk, and the same command goes on"
+    return f"{what}: {reason}{waited}; what was saved before is intact: {remedy(reason)}, and the same command goes on"
 
 
 def _identity(path: Path) -> int:

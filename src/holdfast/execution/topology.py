@@ -12,21 +12,59 @@ if TYPE_CHECKING:
     import jax
 
 AXES = ("data", "fsdp", "tensor")
+MOST_DEVICES = 2**20
 
 
 @dataclass(frozen=True)
 class TopologyConfig:
     """Sizes of the mesh axes, and how long a step may take."""
 
-    data: int = field("topology/data", default=-1, help="devices that each see other rows; -1 = the rest", ge=-1)
-    fsdp: int = field("topology/fsdp", default=1, help="devices that share parameters and see other rows", ge=-1)
-    tensor: int = field("topology/tensor", default=1, help="devices that share each layer's width", ge=-1)
+    data: int = field(
+        "topology/data",
+        resume="free",
+        default=-1,
+        help="devices that each see other rows; -1 = the rest",
+        ge=-1,
+        le=MOST_DEVICES,
+    )
+    fsdp: int = field(
+        "topology/fsdp",
+        resume="free",
+        default=1,
+        help="devices that share parameters and see other rows",
+        ge=-1,
+        le=MOST_DEVICES,
+    )
+    tensor: int = field(
+        "topology/tensor",
+        resume="free",
+        default=1,
+        help="devices that share each layer's width",
+        ge=-1,
+        le=MOST_DEVICES,
+    )
     step_timeout: int = field(
         "topology/step_timeout",
+        resume="free",
         default=1800,
         help="seconds without a step after which a process ends, saying what it waited for; 0 = never",
         ge=0,
+        le=10**7,
     )
+    start_timeout: int = field(
+        "topology/start_timeout",
+        resume="free",
+        tells="nothing",
+        default=120,
+        help="seconds in which all processes of a run must have come; one line says who is missing",
+        ge=1,
+        le=10**6,
+    )
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            if getattr(self, axis) == 0:
+                raise ConfigError(f"topology/{axis}", 0, "-1 or at least 1", "1 leaves the axis out")
 
 
 @dataclass(frozen=True)
@@ -70,9 +108,6 @@ def axis_sizes(config: TopologyConfig, num_devices: int) -> dict[str, int]:
     {'data': 4, 'fsdp': 2, 'tensor': 1}
     """
     sizes = {axis: getattr(config, axis) for axis in AXES}
-    for axis, size in sizes.items():
-        if size == 0:
-            raise ConfigError(f"topology/{axis}", 0, "-1 or at least 1", "1 leaves the axis out")
     free = [axis for axis, size in sizes.items() if size == -1]
     if len(free) > 1:
         raise ConfigError(f"topology/{free[1]}", -1, "at most one axis of -1", f"topology/{free[0]} is -1 already")

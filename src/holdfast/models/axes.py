@@ -22,6 +22,8 @@ ACTIVATION = "activation"  # width of the residual stream, in activations
 
 BATCH_AXES = ("data", "fsdp")
 
+MOMENTS = "moments"  # collection of what is measured of kernels' inputs (`models/moments.py`)
+
 RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     (BATCH, BATCH_AXES),
     (EMBED, "fsdp"),

@@ -5,19 +5,26 @@ and fills it in; the `ModelSpec` it returns has every number and is all that a `
 """
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 from holdfast import registry
 from holdfast.config import field
+from holdfast.conversion import check_path
 from holdfast.errors import ConfigError
+from holdfast.types import Json, JsonView
 
 ACTIVATIONS = ("gelu", "gelu_exact", "silu_gated", "gelu_gated")
 NORMS = ("layer", "rms")
+NORM_PLACES = ("before", "after", "both")
+NORM_WIDTHS = ("head", "all")
 POSITIONS = ("learned", "rotary")
+WINDOWED, FULL = "w", "f"  # letters of `window_layers`
+ROTATED, UNROTATED = "r", "n"  # letters of `rope_layers`
 DTYPES = ("float32", "bfloat16")
 DEFAULT_PRESET = "tiny"
+MOST_LAYERS, MOST_PARAMETERS = 10_000, 10**14
+LAYERS = "layers/"  # what the names of all parameters of the layers begin with
 
 
 @dataclass(frozen=True)
@@ -27,21 +34,30 @@ class ArchitectureConfig:
     preset: str = field(
         "architecture/preset", default=DEFAULT_PRESET, help="named set of values; `holdfast jobs` lists them"
     )
+    family: Optional[str] = field(
+        "architecture/family",
+        default=None,
+        help="kind of model; null: the trainer's own (decoder), whose options these are",
+    )
     source: Optional[str] = field(
         "architecture/from",
         default=None,
         help="pretrained model to start from: folder with config.json and safetensors, llama2.c file, hub name",
     )
     n_layers: Optional[int] = field(
-        "architecture/n_layers", default=None, ge=1, help="layers; null here and below: from the preset"
+        "architecture/n_layers", default=None, ge=1, le=MOST_LAYERS, help="layers; null here and below: from the preset"
     )
-    n_embd: Optional[int] = field("architecture/n_embd", default=None, ge=1, help="width of the residual stream")
-    n_head: Optional[int] = field("architecture/n_head", default=None, ge=1, help="attention heads")
+    n_embd: Optional[int] = field(
+        "architecture/n_embd", default=None, ge=1, le=2**20, help="width of the residual stream"
+    )
+    n_head: Optional[int] = field("architecture/n_head", default=None, ge=1, le=2**16, help="attention heads")
     n_kv_head: Optional[int] = field(
-        "architecture/n_kv_head", default=None, ge=1, help="key/value heads, fewer than n_head when grouped"
+        "architecture/n_kv_head", default=None, ge=1, le=2**16, help="key/value heads, fewer than n_head when grouped"
     )
-    head_dim: Optional[int] = field("architecture/head_dim", default=None, ge=1, help="width of one head")
-    n_ff: Optional[int] = field("architecture/n_ff", default=None, ge=1, help="width inside the feed-forward layer")
+    head_dim: Optional[int] = field("architecture/head_dim", default=None, ge=1, le=2**16, help="width of one head")
+    n_ff: Optional[int] = field(
+        "architecture/n_ff", default=None, ge=1, le=2**22, help="width inside the feed-forward layer"
+    )
     activation: Optional[str] = field(
         "architecture/activation", default=None, choices=ACTIVATIONS, help="feed-forward activation"
     )
@@ -52,18 +68,86 @@ class ArchitectureConfig:
     positions: Optional[str] = field(
         "architecture/positions", default=None, choices=POSITIONS, help="how positions enter the model"
     )
-    rope_base: Optional[float] = field("architecture/rope_base", default=None, gt=1, help="base of rotary positions")
+    rope_base: Optional[float] = field(
+        "architecture/rope_base", default=None, gt=1, le=1e15, help="base of rotary positions"
+    )
     rope_pct: Optional[float] = field(
         "architecture/rope_pct", default=None, gt=0, le=1, help="share of each head that is rotated"
     )
     rope_interleaved: Optional[bool] = field(
         "architecture/rope_interleaved", default=None, help="rotate neighbouring pairs instead of halves"
     )
+    rope_layers: Optional[str] = field(
+        "architecture/rope_layers",
+        default=None,
+        help="which layers rotate, repeated over all of them: r rotates, n does not (rrrn: every fourth does not)",
+    )
+    window: Optional[int] = field(
+        "architecture/window", default=None, ge=1, le=2**31, help="tokens that a sliding window sees, itself among them"
+    )
+    window_layers: Optional[str] = field(
+        "architecture/window_layers",
+        default=None,
+        help="which layers have the window, repeated over all of them: w has it, f sees the full row (wf: in turns)",
+    )
+    window_rope_base: Optional[float] = field(
+        "architecture/window_rope_base",
+        default=None,
+        gt=1,
+        le=1e15,
+        help="base of rotary positions in layers with a window",
+    )
     bias: Optional[bool] = field("architecture/bias", default=None, help="biases on projections and layer norms")
     qkv_bias: Optional[bool] = field(
         "architecture/qkv_bias", default=None, help="biases on query, key and value alone (follows bias)"
     )
     qk_norm: Optional[bool] = field("architecture/qk_norm", default=None, help="RMS norm of each query and key head")
+    qk_norm_over: Optional[str] = field(
+        "architecture/qk_norm_over", default=None, choices=NORM_WIDTHS, help="qk_norm over each head, or over all heads"
+    )
+    norm_place: Optional[str] = field(
+        "architecture/norm_place",
+        default=None,
+        choices=NORM_PLACES,
+        help="norms before attention and feed-forward, after them, or both",
+    )
+    norm_offset: Optional[bool] = field(
+        "architecture/norm_offset", default=None, help="a norm's scale is 1 more than its parameter, as in Gemma"
+    )
+    attention_scale: Optional[float] = field(
+        "architecture/attention_scale",
+        default=None,
+        gt=0,
+        le=1e6,
+        help="factor of attention scores; null: 1 / sqrt(head_dim)",
+    )
+    attention_softcap: Optional[float] = field(
+        "architecture/attention_softcap", default=None, gt=0, le=1e6, help="bound c of attention scores: c tanh(s / c)"
+    )
+    logit_softcap: Optional[float] = field(
+        "architecture/logit_softcap", default=None, gt=0, le=1e6, help="bound c of logits: c tanh(l / c)"
+    )
+    embedding_scale: Optional[float] = field(
+        "architecture/embedding_scale",
+        default=None,
+        gt=0,
+        le=1e6,
+        help="factor of embeddings as they enter the first layer",
+    )
+    residual_scale: Optional[float] = field(
+        "architecture/residual_scale",
+        default=None,
+        gt=0,
+        le=1e6,
+        help="factor of what each part adds to the residual stream",
+    )
+    logit_divisor: Optional[float] = field(
+        "architecture/logit_divisor",
+        default=None,
+        gt=0,
+        le=1e6,
+        help="what the states before the logits are divided by",
+    )
     parallel_residual: Optional[bool] = field(
         "architecture/parallel_residual", default=None, help="attention and feed-forward side by side"
     )
@@ -86,8 +170,11 @@ class ArchitectureConfig:
         help="compile one layer and loop over it (from 13 layers on); same parameters either way",
     )
     vocab_size: Optional[int] = field(
-        "architecture/vocab_size", default=None, ge=2, help="rows of the embedding; null: the tokenizer's"
+        "architecture/vocab_size", default=None, ge=2, le=2**24, help="rows of the embedding; null: the tokenizer's"
     )
+
+    def __post_init__(self) -> None:
+        check_path(self.source, "architecture/from", "a folder, a file or a hub name")
 
 
 @dataclass(frozen=True)
@@ -125,6 +212,20 @@ class ModelSpec:
     rope_low: float = 1.0
     rope_high: float = 4.0
     rope_original: int = 8192
+    # Later additions, off unless a model has them: a manifest names them only where they are on (`LATER`).
+    rope_layers: str = ROTATED
+    window: int | None = None
+    window_layers: str = WINDOWED
+    window_rope_base: float | None = None
+    qk_norm_over: str = "head"
+    norm_place: str = "before"
+    norm_offset: bool = False
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
 
     @property
     def gated(self) -> bool:
@@ -135,6 +236,27 @@ class ModelSpec:
     def rotary_dim(self) -> int:
         """How many channels of each head are rotated."""
         return int(self.head_dim * self.rope_pct)
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The norms of one layer."""
+        before, after = ("attention_norm", "mlp_norm"), ("attention_post_norm", "mlp_post_norm")
+        return {"before": before, "after": after, "both": before + after}[self.norm_place]
+
+    @property
+    def qk_norm_widths(self) -> tuple[int, int]:
+        """Over how many channels queries and keys are normed."""
+        one = self.head_dim
+        return (one, one) if self.qk_norm_over == "head" else (one * self.n_head, one * self.n_kv_head)
+
+    def letters(self, pattern: str) -> str:
+        """A pattern such as `window_layers`, one letter for each layer."""
+        return (pattern * self.n_layers)[: self.n_layers]
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How many tokens each layer sees, None: all."""
+        return tuple(self.window if letter == WINDOWED else None for letter in self.letters(self.window_layers))
 
     def num_parameters(self) -> int:
         """How many numbers the model has; a tied embedding counts once.
@@ -154,7 +276,8 @@ class ModelSpec:
             biases += self.n_embd * 2 + self.n_ff * (2 if self.gated else 1)
         if self.qkv_bias:
             biases += self.head_dim * (self.n_head + 2 * self.n_kv_head)
-        return self._layer_matmul() + biases + 2 * self._norm_size() + (2 * self.head_dim if self.qk_norm else 0)
+        norms = len(self.norms) * self._norm_size() + (sum(self.qk_norm_widths) if self.qk_norm else 0)
+        return self._layer_matmul() + biases + norms
 
     def _norm_size(self) -> int:
         return self.n_embd * (2 if self.norm == "layer" and self.bias else 1)
@@ -172,13 +295,71 @@ class ModelSpec:
         """
         length = self.block_size if sequence_length is None else sequence_length
         dense = 2.0 * (self.n_layers * self._layer_matmul() + self.n_embd * self.vocab_size)
-        visible_keys = (length + 1) / 2
-        attention = 4.0 * self.n_layers * self.n_head * self.head_dim * visible_keys
+        attention = sum(4.0 * self.n_head * self.head_dim * visible_keys(length, window) for window in self.windows)
         return (dense + attention) * (3 if backward else 1)
 
     def _layer_matmul(self) -> int:
         attention = self.n_embd * self.head_dim * (2 * self.n_head + 2 * self.n_kv_head)
         return attention + self.n_embd * self.n_ff * (3 if self.gated else 2)
+
+
+_NUM_FIRST = [item.name for item in dataclasses.fields(ModelSpec)].index("rope_original") + 1
+# Options that manifests leave out where they are off, so that a plain decoder is described as it ever was.
+LATER: Json = {item.name: item.default for item in dataclasses.fields(ModelSpec)[_NUM_FIRST:]}
+
+
+def visible_keys(length: int, window: int | None) -> float:
+    """How many keys a token of a row sees in the mean, causally and inside the window.
+
+    >>> visible_keys(4, None), visible_keys(4, 2), visible_keys(4, 9)
+    (2.5, 1.75, 2.5)
+    """
+    if window is None or window >= length:
+        return (length + 1) / 2
+    return (window * (window + 1) / 2 + (length - window) * window) / length
+
+
+def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Every parameter of a decoder and its shape, stacked layers first axis first.
+
+    >>> shapes = parameter_shapes(ModelSpec(2, 8, 2, 2, 4, 32, vocab_size=16, block_size=4))
+    >>> shapes["layers/attention/q/kernel"], shapes["embed/embedding"]
+    ((2, 8, 8), (16, 8))
+    """
+    width = spec.n_embd
+    shapes: dict[str, tuple[int, ...]] = {"embed/embedding": (spec.vocab_size, width)}
+    if spec.positions == "learned":
+        shapes["positions/embedding"] = (spec.block_size, width)
+    for module, (inputs, outputs, bias) in projections(spec).items():
+        shapes[f"{module}/kernel"] = (spec.n_layers, inputs, outputs)
+        if bias:
+            shapes[f"{module}/bias"] = (spec.n_layers, outputs)
+    if spec.qk_norm:
+        for name, channels in zip(("q_norm", "k_norm"), spec.qk_norm_widths, strict=True):
+            shapes[f"layers/attention/{name}/scale"] = (spec.n_layers, channels)
+    biased_norms = spec.norm == "layer" and spec.bias
+    parts = ("scale", "bias")[: 2 if biased_norms else 1]
+    for norm in spec.norms:
+        shapes |= {f"{LAYERS}{norm}/{name}": (spec.n_layers, width) for name in parts}
+    shapes |= {f"final_norm/{name}": (width,) for name in parts}
+    if not spec.tie_embeddings:
+        shapes["unembed/kernel"] = (width, spec.vocab_size)
+    return shapes
+
+
+def projections(spec: ModelSpec) -> dict[str, tuple[int, int, bool]]:
+    """The linear maps inside the layers by module: inputs, outputs, whether it has a bias."""
+    queries, keys = spec.n_head * spec.head_dim, spec.n_kv_head * spec.head_dim
+    found = {
+        "layers/attention/q": (spec.n_embd, queries, spec.qkv_bias),
+        "layers/attention/k": (spec.n_embd, keys, spec.qkv_bias),
+        "layers/attention/v": (spec.n_embd, keys, spec.qkv_bias),
+        "layers/attention/out": (queries, spec.n_embd, spec.bias),
+        "layers/mlp/up": (spec.n_embd, spec.n_ff, spec.bias),
+    }
+    if spec.gated:
+        found["layers/mlp/gate"] = (spec.n_embd, spec.n_ff, spec.bias)
+    return {**found, "layers/mlp/down": (spec.n_ff, spec.n_embd, spec.bias)}
 
 
 def resolve(architecture: ArchitectureConfig, *, block_size: int, vocab_size: int) -> ModelSpec:
@@ -194,10 +375,10 @@ def resolve(architecture: ArchitectureConfig, *, block_size: int, vocab_size: in
     2
     """
     if architecture.source is not None:
-        from holdfast.models.pretrained.adapt import adapt  # it needs this module
+        from holdfast.models.pretrained.source import adapt  # it needs this module
 
         return adapt(architecture, block_size=block_size, vocab_size=vocab_size)
-    preset: Mapping[str, Any] = registry.models.get(architecture.preset, path="architecture/preset")
+    preset: JsonView = registry.models.get(architecture.preset, path="architecture/preset")
     asked = options_of(architecture)
     known = set(asked)
     if unknown := sorted(set(preset) - known):
@@ -210,20 +391,63 @@ def resolve(architecture: ArchitectureConfig, *, block_size: int, vocab_size: in
     values = {**preset, **{name: value for name, value in asked.items() if value is not None}}
     if block_size < 1:
         raise ConfigError("architecture/block_size", block_size, "at least 1 token", "set it to 512")
-    values["vocab_size"] = _vocabulary(values.get("vocab_size"), vocab_size)
+    values["vocab_size"] = vocabulary(values.get("vocab_size"), vocab_size)
     spec = ModelSpec(**_fill(values), block_size=block_size)
     _check_heads(spec)
     _check_rotary(spec)
-    return spec
+    check_size(spec)
+    _check_letters("window_layers", spec.window_layers, WINDOWED + FULL)
+    _check_letters("rope_layers", spec.rope_layers, ROTATED + UNROTATED)
+    return with_window(spec)
 
 
-def options_of(architecture: ArchitectureConfig) -> dict[str, Any]:
+def with_window(spec: ModelSpec) -> ModelSpec:
+    """The same model in the shortest words: a window that no row is longer than changes nothing.
+
+    >>> with_window(ModelSpec(2, 8, 2, 2, 4, 32, vocab_size=16, block_size=4, window=4, window_layers="wfwf")).window
+    """
+    windows = spec.letters(spec.window_layers)
+    window = spec.window if spec.window is not None and spec.window < spec.block_size and WINDOWED in windows else None
+    base = spec.window_rope_base if spec.window_rope_base != spec.rope_base and WINDOWED in windows else None
+    told = window is not None or base is not None
+    return dataclasses.replace(
+        spec,
+        window=window,
+        window_rope_base=base,
+        window_layers=shortest(windows) if told else WINDOWED,
+        rope_layers=shortest(spec.letters(spec.rope_layers)),
+    )
+
+
+def shortest(letters: str) -> str:
+    """The shortest pattern whose repetition begins with these letters.
+
+    >>> shortest("wwfwwf"), shortest("wfwfw"), shortest("wwww"), shortest("fww")
+    ('wwf', 'wf', 'w', 'fww')
+    """
+    sizes = range(1, len(letters) + 1)
+    return next(letters[:size] for size in sizes if (letters[:size] * len(letters))[: len(letters)] == letters)
+
+
+def check_size(spec: ModelSpec) -> None:
+    """Refuse a model that no machine holds, before its shapes overflow anything."""
+    if spec.num_parameters() > MOST_PARAMETERS:
+        raise ConfigError(
+            "architecture/n_embd",
+            spec.n_embd,
+            f"a model of at most {MOST_PARAMETERS:.0e} parameters, and this one has {spec.num_parameters():.1e}",
+            "lower n_layers, n_embd, n_ff, n_head x head_dim or vocab_size",
+        )
+
+
+def options_of(architecture: ArchitectureConfig) -> Json:
     """The options that describe the model itself, None where the user left them open."""
-    names = [item.name for item in dataclasses.fields(architecture) if item.name not in ("preset", "source")]
+    names = [item.name for item in dataclasses.fields(architecture) if item.name not in ("preset", "family", "source")]
     return {name: getattr(architecture, name) for name in names}
 
 
-def _vocabulary(asked: int | None, tokenizer: int) -> int:
+def vocabulary(asked: int | None, tokenizer: int) -> int:
+    """The size of a model's vocabulary: as asked (`architecture/vocab_size`), or the tokenizer's."""
     if asked is None:
         return tokenizer
     if asked < tokenizer:
@@ -236,7 +460,7 @@ def _vocabulary(asked: int | None, tokenizer: int) -> int:
     return asked
 
 
-def _fill(values: dict[str, Any]) -> dict[str, Any]:
+def _fill(values: Json) -> Json:
     """Values that follow from others unless they were set."""
     for name in ("n_layers", "n_embd", "n_head"):
         if name not in values:
@@ -281,4 +505,11 @@ def _check_rotary(spec: ModelSpec) -> None:
             spec.head_dim,
             f"an even number of rotated channels, and head_dim x rope_pct gives {spec.rotary_dim}",
             "change architecture/head_dim (or n_embd / n_head) or architecture/rope_pct",
+        )
+
+
+def _check_letters(name: str, pattern: str, known: str) -> None:
+    if not pattern or set(pattern) - set(known):
+        raise ConfigError(
+            f"architecture/{name}", pattern, f"letters {known[0]} and {known[1]}", f"one for each layer, as {known}"
         )

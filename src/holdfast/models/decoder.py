@@ -1,4 +1,4 @@
-"""One decoder for the GPT family: GPT-2, Llama, Qwen and GPT-NeoX are settings of its `ModelSpec`.
+"""One decoder for the GPT family: GPT-2, Llama, Qwen, Gemma, OLMo and others are settings of its `ModelSpec`.
 
 Parameters (unboxed, float32 unless the spec says otherwise):
 
@@ -6,7 +6,7 @@ Parameters (unboxed, float32 unless the spec says otherwise):
     layers/…  all layers stacked on axis 0, whether they are scanned or unrolled:
         attention_norm/{scale, bias}           attention/{q, k, v, out}/{kernel (in, out), bias}
         attention/{q_norm, k_norm}/scale       mlp_norm/{scale, bias}
-        mlp/{up, gate, down}/{kernel, bias}
+        mlp/{up, gate, down}/{kernel, bias}    {attention, mlp}_post_norm/{scale, bias} where norms come after
     final_norm/{scale, bias}                   unembed/kernel (D, V) where embeddings are not tied
 
 Shapes: B rows, T time, S slots of the cache, P positions, D width, V vocabulary, G key/value heads, K head size.
@@ -19,9 +19,21 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from holdfast.models import axes
-from holdfast.models.attention import Attention, Context, LayerCache
+from holdfast.models.attention import Attention, Context, LayerCache, LayerKind, layer_kinds
 from holdfast.models.config import ModelSpec
-from holdfast.models.layers import Dropout, Embedding, Mlp, Norm, Unembedding, gathered, logical, rotary_angles
+from holdfast.models.layers import (
+    Dropout,
+    Embedding,
+    Mlp,
+    Unembedding,
+    capped,
+    gathered,
+    logical,
+    norm,
+    rotary_angles,
+    window_angles,
+)
+from holdfast.types import Tree
 
 
 class Cache(NamedTuple):
@@ -39,14 +51,14 @@ def init_cache(spec: ModelSpec, num_rows: int, length: int | None = None) -> Cac
     return Cache(zeros, zeros, jnp.zeros((num_rows,), jnp.int32))
 
 
-def unembedding(params: Any, spec: ModelSpec) -> jax.Array:
+def unembedding(params: Tree, spec: ModelSpec) -> jax.Array:
     """The (D, V) matrix that turns hidden states into logits, from the (unboxed) parameters."""
     matrix: jax.Array = params["embed"]["embedding"].T if spec.tie_embeddings else params["unembed"]["kernel"]
     return gathered(matrix, axes.EMBED, axes.VOCAB)
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each on a normed copy of the residual stream."""
+    """Attention and feed-forward, each on a copy of the residual stream, normed before or after or both."""
 
     spec: ModelSpec
 
@@ -57,18 +69,28 @@ class Layer(nn.Module):
         cache: LayerCache | None,
         context: Context,
         deterministic: bool,
+        kind: LayerKind,
     ) -> tuple[jax.Array, LayerCache | None]:
         spec = self.spec
-        normed = Norm(spec, spec.norm, name="attention_norm")(x_BTD)
-        attended, cache = Attention(spec, name="attention")(normed, context, cache)
-        attended = Dropout(spec)(attended, deterministic)
-        mlp_norm, mlp = Norm(spec, spec.norm, name="mlp_norm"), Mlp(spec, name="mlp")
+        attended, cache = Attention(spec, name="attention")(self._normed("attention_norm", x_BTD), context, cache, kind)
+        attended = self._added("attention_post_norm", attended, deterministic)
+        mlp = Mlp(spec, name="mlp")
         if spec.parallel_residual:
-            x_BTD = x_BTD + attended + Dropout(spec)(mlp(mlp_norm(x_BTD)), deterministic)
+            x_BTD = x_BTD + attended + self._added("mlp_post_norm", mlp(self._normed("mlp_norm", x_BTD)), deterministic)
         else:
             x_BTD = x_BTD + attended
-            x_BTD = x_BTD + Dropout(spec)(mlp(mlp_norm(x_BTD)), deterministic)
+            x_BTD = x_BTD + self._added("mlp_post_norm", mlp(self._normed("mlp_norm", x_BTD)), deterministic)
         return logical(x_BTD, axes.BATCH, axes.LENGTH, axes.ACTIVATION), cache
+
+    def _normed(self, name: str, x_BTD: jax.Array) -> jax.Array:
+        """States after a norm, if the layer has it."""
+        spec = self.spec
+        return norm(spec, spec.norm, name=name)(x_BTD) if name in spec.norms else x_BTD
+
+    def _added(self, post_norm: str, x_BTD: jax.Array, deterministic: bool) -> jax.Array:
+        """What a part of the layer adds to the residual stream."""
+        x_BTD = Dropout(self.spec.dropout)(self._normed(post_norm, x_BTD), deterministic)
+        return x_BTD if self.spec.residual_scale == 1 else x_BTD * self.spec.residual_scale
 
 
 def stacked_layers(spec: ModelSpec) -> Any:
@@ -81,9 +103,9 @@ def stacked_layers(spec: ModelSpec) -> Any:
     layer = nn.remat(Layer, prevent_cse=not spec.scan_layers, static_argnums=(4,)) if spec.remat else Layer
     return nn.scan(
         layer,
-        variable_axes={"params": 0},
+        variable_axes={"params": 0, axes.MOMENTS: 0},
         split_rngs={"params": True, "dropout": spec.dropout > 0},
-        in_axes=(0, nn.broadcast, nn.broadcast),
+        in_axes=(0, nn.broadcast, nn.broadcast, 0),
         length=spec.n_layers,
         unroll=1 if spec.scan_layers else spec.n_layers,
         metadata_params={nn.PARTITION_NAME: axes.LAYERS},
@@ -101,14 +123,14 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         spec = self.spec
-        self.embed = Embedding(spec, spec.vocab_size, axes.VOCAB)
+        self.embed = Embedding(spec.vocab_size, spec.n_embd, axes.VOCAB, spec.dtype, spec.param_dtype)
         if spec.positions == "learned":
-            self.positions = Embedding(spec, spec.block_size, axes.LENGTH)
-        self.dropout = Dropout(spec)
+            self.positions = Embedding(spec.block_size, spec.n_embd, axes.LENGTH, spec.dtype, spec.param_dtype)
+        self.dropout = Dropout(spec.dropout)
         self.layers = stacked_layers(spec)
-        self.final_norm = Norm(spec, spec.norm)
+        self.final_norm = norm(spec, spec.norm)
         if not spec.tie_embeddings:
-            self.unembed = Unembedding(spec)
+            self.unembed = Unembedding(spec.n_embd, spec.vocab_size, spec.param_dtype)
 
     def __call__(
         self,
@@ -175,13 +197,18 @@ class Decoder(nn.Module):
     ) -> tuple[jax.Array, LayerCache | None]:
         spec = self.spec
         x_BTD = self.embed(tokens_BT)
+        if spec.embedding_scale != 1:
+            x_BTD = x_BTD * spec.embedding_scale
         if spec.positions == "learned":
             x_BTD = x_BTD + self.positions(positions_BT)
-        angles = rotary_angles(spec, positions_BT) if spec.positions == "rotary" else None
-        context = Context(positions_BT, segment_ids_BT, angles)
+        context = Context(positions_BT, segment_ids_BT, None)
+        if spec.positions == "rotary":
+            angles = rotary_angles(spec, positions_BT), window_angles(spec, positions_BT)
+            context = Context(positions_BT, segment_ids_BT, *angles)
         x_BTD = logical(self.dropout(x_BTD, deterministic), axes.BATCH, axes.LENGTH, axes.ACTIVATION)
-        x_BTD, cache = self.layers(x_BTD, cache, context, deterministic)
-        return self.final_norm(x_BTD), cache
+        x_BTD, cache = self.layers(x_BTD, cache, context, deterministic, layer_kinds(spec))
+        x_BTD = self.final_norm(x_BTD)
+        return (x_BTD if spec.logit_divisor == 1 else x_BTD / spec.logit_divisor), cache
 
     def _logits(self, hidden_BTD: jax.Array) -> jax.Array:
         B, T, D = hidden_BTD.shape
@@ -189,4 +216,5 @@ class Decoder(nn.Module):
         logits_NV = jnp.dot(
             hidden_BTD.reshape(B * T, D), matrix_DV.astype(hidden_BTD.dtype), preferred_element_type=jnp.float32
         )
+        logits_NV = capped(logits_NV, self.spec.logit_softcap)
         return logical(logits_NV.reshape(B, T, -1), axes.BATCH, axes.LENGTH, axes.VOCAB)

@@ -4,6 +4,7 @@ Shapes: N tokens of all rows, B rows, T time, D width, F feed-forward width, H q
 K head size.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from holdfast.models import axes
 from holdfast.models.config import ModelSpec
-from holdfast.models.names import LORA_IN, LORA_OUT, LORA_SCALE
+from holdfast.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 
 INIT_STD = 0.02
 
@@ -37,29 +38,41 @@ def gathered(weight: jax.Array, *names: str) -> jax.Array:
 
 
 def parameter(module: nn.Module, name: str, init: Any, shape: tuple[int, ...], names: tuple[str, ...]) -> jax.Array:
-    """A parameter of a module in the spec's type, with the logical names of its axes."""
-    dtype = jnp.dtype(module.spec.param_dtype)
+    """A parameter of a module in the module's `param_dtype`, with the logical names of its axes."""
+    dtype = jnp.dtype(module.param_dtype)
     value: Any = module.param(name, nn.with_logical_partitioning(init, names), shape, dtype)
     array: jax.Array = value
     return array
 
 
+def capped(logits: jax.Array, softcap: float | None) -> jax.Array:
+    """Logits bounded to ±softcap, smoothly; as they are without one."""
+    return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
+
+
+def logits(hidden_ND: jax.Array, unembedding_DV: jax.Array, softcap: float | None = None) -> jax.Array:
+    """Logits (N, V) of hidden states, in float32."""
+    matrix_DV = unembedding_DV.astype(hidden_ND.dtype)
+    return capped(jnp.dot(hidden_ND, matrix_DV, preferred_element_type=jnp.float32), softcap)
+
+
 class Dense(nn.Module):
-    """A linear map of the last axis.
+    """A linear map of the last axis, beside whose kernel an adapter (LoRA) may stand.
 
     All other axes are flattened first: XLA's backward pass of a rank-3 product takes almost twice as long on a
     CPU as that of the same rank-2 product.
     """
 
-    spec: ModelSpec
     features: int
     names: tuple[str, str]  # logical axes of the kernel
     use_bias: bool = False
-    std: float = INIT_STD
+    std: float = INIT_STD  # of the initial kernel
+    dtype: str = "float32"
+    param_dtype: str = "float32"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        dtype = jnp.dtype(self.spec.dtype)
+        dtype = jnp.dtype(self.dtype)
         shape = (x.shape[-1], self.features)
         kernel = parameter(self, "kernel", nn.initializers.normal(self.std), shape, self.names)
         x_NI = x.reshape(-1, x.shape[-1]).astype(dtype)
@@ -82,38 +95,42 @@ class Dense(nn.Module):
 class Embedding(nn.Module):
     """A table of vectors, one for each token or position."""
 
-    spec: ModelSpec
     num_rows: int
+    features: int
     axis: str  # logical axis of the rows
+    dtype: str = "float32"
+    param_dtype: str = "float32"
 
     def setup(self) -> None:
-        init, shape = nn.initializers.normal(INIT_STD), (self.num_rows, self.spec.n_embd)
+        init, shape = nn.initializers.normal(INIT_STD), (self.num_rows, self.features)
         self.embedding = parameter(self, "embedding", init, shape, (self.axis, axes.EMBED))
 
     def __call__(self, indices_BT: jax.Array) -> jax.Array:
         # The table's columns are gathered, like any weight, so that the vectors stay where their rows are.
         table = logical(self.embedding, self.axis, axes.ACTIVATION)
-        return jnp.take(table, indices_BT, axis=0, mode="clip").astype(jnp.dtype(self.spec.dtype))
+        return jnp.take(table, indices_BT, axis=0, mode="clip").astype(jnp.dtype(self.dtype))
 
 
 class Unembedding(nn.Module):
     """The output matrix of a model whose embeddings are not tied."""
 
-    spec: ModelSpec
+    features: int
+    vocab_size: int
+    param_dtype: str = "float32"
 
     def setup(self) -> None:
-        init, shape = nn.initializers.normal(INIT_STD), (self.spec.n_embd, self.spec.vocab_size)
+        init, shape = nn.initializers.normal(INIT_STD), (self.features, self.vocab_size)
         self.kernel = parameter(self, "kernel", init, shape, (axes.EMBED, axes.VOCAB))
 
 
 class Dropout(nn.Module):
-    """Dropout at the spec's rate; no operation at all where the rate is 0."""
+    """Dropout; no operation at all where the rate is 0."""
 
-    spec: ModelSpec
+    rate: float
 
     @nn.compact
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
-        rate = self.spec.dropout
+        rate = self.rate
         if deterministic or rate == 0:
             return x
         kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - rate, x.shape)
@@ -123,20 +140,26 @@ class Dropout(nn.Module):
 class Norm(nn.Module):
     """Layer norm or RMS norm over the last axis, computed in float32."""
 
-    spec: ModelSpec
-    kind: str  # "layer" or "rms"
+    kind: str = "rms"  # or "layer"
+    eps: float = 1e-5
+    use_bias: bool = False  # of a layer norm
+    param_dtype: str = "float32"
+    offset: bool = False  # the parameter is what the scale is more than 1
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = (x.shape[-1],)
-        scale = parameter(self, "scale", nn.initializers.ones, shape, (axes.NORM,))
+        init = nn.initializers.zeros if self.offset else nn.initializers.ones
+        scale = parameter(self, "scale", init, shape, (axes.NORM,))
+        if self.offset:
+            scale = 1 + scale.astype(jnp.float32)
         if self.kind == "rms":
-            return rms_norm(x, scale, self.spec.norm_eps)
-        if self.spec.bias:
+            return rms_norm(x, scale, self.eps)
+        if self.use_bias:
             bias = parameter(self, "bias", nn.initializers.zeros, shape, (axes.NORM,))
         else:
             bias = jnp.zeros_like(scale)
-        return layer_norm(x, scale, bias, self.spec.norm_eps)
+        return layer_norm(x, scale, bias, self.eps)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -197,10 +220,20 @@ def _rms_norm_backward(_eps: float, saved: Any, dy: jax.Array) -> tuple[jax.Arra
 rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
-def rotary_angles(spec: ModelSpec, positions_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine of each position's angles, (B, T, 1, rotated / 2), float32."""
+Angles = tuple[jax.Array, jax.Array]  # cosine and sine, (B, T, 1, rotated / 2), float32
+
+
+def rotary_angles(spec: ModelSpec, positions_BT: jax.Array) -> Angles:
+    """Cosine and sine of each position's angles."""
     angles = positions_BT.astype(jnp.float32)[..., None, None] * rotary_frequencies(spec)
     return jnp.cos(angles), jnp.sin(angles)
+
+
+def window_angles(spec: ModelSpec, positions_BT: jax.Array) -> Angles | None:
+    """The angles of layers with a window where those have a base of their own, which was never stretched."""
+    if spec.window_rope_base is None:
+        return None
+    return rotary_angles(dataclasses.replace(spec, rope_base=spec.window_rope_base, rope_scaling="none"), positions_BT)
 
 
 def rotary_frequencies(spec: ModelSpec) -> NDArray[np.float32]:
@@ -217,7 +250,7 @@ def rotary_frequencies(spec: ModelSpec) -> NDArray[np.float32]:
     return frequencies.astype(np.float32)
 
 
-def rotate(x_BTHK: jax.Array, angles: tuple[jax.Array, jax.Array], *, interleaved: bool) -> jax.Array:
+def rotate(x_BTHK: jax.Array, angles: Angles, *, interleaved: bool) -> jax.Array:
     """Rotary positions: turn pairs of the first channels of each head by their angles.
 
     Args:
@@ -246,6 +279,18 @@ def activate(kind: str, up: jax.Array, gate: jax.Array | None) -> jax.Array:
     return (nn.silu(gate) if kind == "silu_gated" else nn.gelu(gate, approximate=True)) * up
 
 
+def dense(
+    spec: ModelSpec, features: int, names: tuple[str, str], use_bias: bool, std: float = INIT_STD, *, name: str
+) -> Dense:
+    """A `Dense` module with the types of a decoder."""
+    return Dense(features, names, use_bias, std, spec.dtype, spec.param_dtype, name=name)
+
+
+def norm(spec: ModelSpec, kind: str, *, name: str | None = None) -> Norm:
+    """A `Norm` module with the numbers of a decoder."""
+    return Norm(kind, spec.norm_eps, spec.bias, spec.param_dtype, spec.norm_offset, name=name)
+
+
 class Mlp(nn.Module):
     """Feed-forward layer: up, activation (gated or not), down."""
 
@@ -255,9 +300,9 @@ class Mlp(nn.Module):
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         spec = self.spec
         inward, outward = (axes.EMBED, axes.MLP), (axes.MLP, axes.EMBED)
-        up = Dense(spec, spec.n_ff, inward, spec.bias, name="up")(x_BTD)
-        gate = Dense(spec, spec.n_ff, inward, spec.bias, name="gate")(x_BTD) if spec.gated else None
+        up = dense(spec, spec.n_ff, inward, spec.bias, name="up")(x_BTD)
+        gate = dense(spec, spec.n_ff, inward, spec.bias, name="gate")(x_BTD) if spec.gated else None
         hidden = logical(activate(spec.activation, up, gate), axes.BATCH, axes.LENGTH, axes.MLP)
         std = INIT_STD / (2 * spec.n_layers) ** 0.5
-        down: jax.Array = Dense(spec, spec.n_embd, outward, spec.bias, std, name="down")(hidden)
+        down: jax.Array = dense(spec, spec.n_embd, outward, spec.bias, std, name="down")(hidden)
         return down

@@ -1,23 +1,24 @@
-"""Low-rank adapters (Hu et al. 2021) beside the kernels of a decoder's projections.
+"""Low-rank adapters (Hu et al. 2021) beside the kernels of a model's `Dense` modules.
 
-Where a projection has `lora_in` (L, in, r), `lora_out` (L, r, out) and `lora_scale` (L,) beside its kernel, `Dense`
-adds scale · (x · in) · out to its product; a tree of parameters without them is the base itself. `lora_out` starts at
-zero, so that fresh adapters change nothing.
+Where a projection has `lora_in` (L, in, r), `lora_out` (L, r, out) and `lora_scale` (L,) beside its kernel (without L
+where layers are not stacked), `Dense` adds scale · (x · in) · out to its product; a tree of parameters without them is
+the base itself. `lora_out` starts at zero, so that fresh adapters change nothing.
 """
 
 import hashlib
 import zlib
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from holdfast.models.names import LORA_IN, LORA_OUT, LORA_SCALE, is_adapter
+from holdfast.execution.checksums import bit_sums
+from holdfast.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE, is_adapter
+from holdfast.types import Json, JsonView, Tree
 
 
-def adapter_shardings(params: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, NamedSharding]:
+def adapter_shardings(params: Tree, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, NamedSharding]:
     """Where each array of the adapters lies: split along the axis that it shares with its kernel.
 
     Args:
@@ -28,17 +29,20 @@ def adapter_shardings(params: Any, shapes: Mapping[str, tuple[int, ...]]) -> dic
     for path in shapes:
         module, name = path.rsplit("/", 1)
         sharding = params[f"{module}/kernel"].sharding
-        layers, inputs, outputs = (*sharding.spec, None, None, None)[:3]
+        rank = len(params[f"{module}/kernel"].shape)
+        *stack, inputs, outputs = (*sharding.spec, *((None,) * rank))[:rank]
         spec = {
-            LORA_IN: PartitionSpec(layers, inputs, None),
-            LORA_OUT: PartitionSpec(layers, None, outputs),
-            LORA_SCALE: PartitionSpec(layers),
+            LORA_IN: PartitionSpec(*stack, inputs, None),
+            LORA_OUT: PartitionSpec(*stack, None, outputs),
+            LORA_SCALE: PartitionSpec(*stack),
         }[name]
         placed[path] = NamedSharding(sharding.mesh, spec)
     return placed
 
 
-def fresh_adapters(params: Any, shapes: Mapping[str, tuple[int, ...]], scale: float, seed: int) -> dict[str, jax.Array]:
+def fresh_adapters(
+    params: Tree, shapes: Mapping[str, tuple[int, ...]], scale: float, seed: int
+) -> dict[str, jax.Array]:
     """Adapters before the first step, in float32: uniform in ±1/√in, and zero; the same on every mesh.
 
     Args:
@@ -53,7 +57,7 @@ def fresh_adapters(params: Any, shapes: Mapping[str, tuple[int, ...]], scale: fl
             return jnp.zeros(shape, jnp.float32)
         # The key follows from the name, so that one more target leaves the others as they are.
         key = jax.random.fold_in(key, zlib.crc32(path.encode()))
-        bound = shape[1] ** -0.5
+        bound = shape[-2] ** -0.5
         return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
     def make_all(key: jax.Array) -> dict[str, jax.Array]:
@@ -65,7 +69,7 @@ def fresh_adapters(params: Any, shapes: Mapping[str, tuple[int, ...]], scale: fl
     return made
 
 
-def merged(leaves: Mapping[str, Any]) -> dict[str, Any]:
+def merged(leaves: JsonView) -> Json:
     """Plain parameters: every kernel with its adapter added, in float32 and the kernel's type; by slash path."""
     plain = {path: leaf for path, leaf in leaves.items() if not is_adapter(path)}
     for path in leaves:
@@ -73,25 +77,24 @@ def merged(leaves: Mapping[str, Any]) -> dict[str, Any]:
         if name == LORA_OUT:
             kernel = plain[f"{module}/kernel"]
             product = jnp.einsum(
-                "lir,lro->lio",
+                "...ir,...ro->...io",
                 leaves[f"{module}/{LORA_IN}"],
                 leaves[path],
                 precision=jax.lax.Precision.HIGHEST,
             )
-            summed = kernel.astype(jnp.float32) + leaves[f"{module}/{LORA_SCALE}"][:, None, None] * product
+            summed = kernel.astype(jnp.float32) + leaves[f"{module}/{LORA_SCALE}"][..., None, None] * product
             plain[f"{module}/kernel"] = summed.astype(kernel.dtype)
     return plain
 
 
-def fingerprint(leaves: Mapping[str, Any]) -> str:
+def fingerprint(leaves: JsonView) -> str:
     """A name for the exact values of parameters, the same on every mesh and number of processes.
 
-    The bits of every element are mixed with its place and summed as whole numbers, which no order of summing can
-    change; it finds accidents, not forgeries.
+    It is made of the checksums of `execution.checksums`, so that it finds accidents, not forgeries.
     """
 
     def sums(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        return {path: _bit_sums(array) for path, array in arrays.items()}
+        return {path: bit_sums(array) for path, array in arrays.items()}
 
     mesh = next(iter(leaves.values())).sharding.mesh
     found = jax.device_get(jax.jit(sums, out_shardings=NamedSharding(mesh, PartitionSpec()))(dict(leaves)))
@@ -99,19 +102,3 @@ def fingerprint(leaves: Mapping[str, Any]) -> str:
         f"{path} {tuple(leaves[path].shape)} {leaves[path].dtype} {found[path].tolist()}" for path in sorted(found)
     )
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _bit_sums(array: jax.Array) -> jax.Array:
-    """Two sums of mixed bits, (2,) unsigned."""
-    width = jnp.dtype(array.dtype).itemsize * 8
-    bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{width}")).astype(jnp.uint32)
-    place = jnp.zeros(array.shape, jnp.uint32)
-    for axis, size in enumerate(array.shape):
-        place = place * jnp.uint32(size % 2**32) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
-
-    def mixed(factor: int) -> jax.Array:
-        value: jax.Array = (bits ^ (place * jnp.uint32(factor))) * jnp.uint32(0x85EBCA6B)
-        value = (value ^ (value >> 15)) * jnp.uint32(0xC2B2AE35)
-        return (value ^ (value >> 13)).sum(dtype=jnp.uint32)
-
-    return jnp.stack([mixed(0x9E3779B1), mixed(0x85EBCA77)])

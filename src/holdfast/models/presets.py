@@ -7,11 +7,12 @@ A preset is a mapping of option names to values. What it leaves out follows from
 from typing import Any
 
 from holdfast.registry import models
+from holdfast.types import Json
 
-GPT2: dict[str, Any] = {"activation": "gelu", "norm": "layer", "positions": "learned", "bias": True}
-LLAMA: dict[str, Any] = {"activation": "silu_gated", "norm": "rms", "positions": "rotary"}
-QWEN: dict[str, Any] = {**LLAMA, "norm_eps": 1e-6, "rope_base": 1_000_000.0}
-NEOX: dict[str, Any] = {
+GPT2: Json = {"activation": "gelu", "norm": "layer", "positions": "learned", "bias": True}
+LLAMA: Json = {"activation": "silu_gated", "norm": "rms", "positions": "rotary"}
+QWEN: Json = {**LLAMA, "norm_eps": 1e-6, "rope_base": 1_000_000.0}
+NEOX: Json = {
     "activation": "gelu_exact",
     "norm": "layer",
     "positions": "rotary",
@@ -22,11 +23,11 @@ NEOX: dict[str, Any] = {
 }
 
 
-def _size(n_layers: int, n_embd: int, n_head: int, **more: Any) -> dict[str, Any]:
+def _size(n_layers: int, n_embd: int, n_head: int, **more: Any) -> Json:
     return {"n_layers": n_layers, "n_embd": n_embd, "n_head": n_head, **more}
 
 
-def _register(name: str, help: str, *parts: dict[str, Any]) -> None:
+def _register(name: str, help: str, *parts: Json) -> None:
     models.register(name, help=help)({key: value for part in parts for key, value in part.items()})
 
 

@@ -1,8 +1,8 @@
-"""Objectives: token cross-entropy from hidden states, and penalties that anchor to a reference.
+"""Objectives: token cross-entropy from hidden states; `token_loss` imports JAX.
 
-The functions are in `holdfast.objectives.token_loss`, which imports JAX; penalties are listed without it.
+`TokenPenalty` and `ParameterPenalty`, what a penalty of one's own is made of, are of `holdfast.methods`.
 """
 
-from holdfast.objectives.penalties import ParameterPenalty, TokenPenalty
+from holdfast.methods import ParameterPenalty, TokenPenalty
 
 __all__ = ["ParameterPenalty", "TokenPenalty"]

@@ -10,39 +10,69 @@ rows may be sharded over devices.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from holdfast.methods.anchors import forward_kl, reverse_kl
+from holdfast.methods.method import TokenPenalty
 from holdfast.models import axes
-from holdfast.models.layers import logical
-from holdfast.objectives.penalties import forward, reverse
-from holdfast.objectives.penalties.kinds import TokenPenalty
+from holdfast.models.layers import logical, logits
 
 CHUNK_LOGITS = 1 << 24  # logits of one chunk on one device: 64 MB in float32
+
+
+# (memory, logp_CV, reference_logp_CV or None, targets_C) -> factor_C on each token's cross-entropy.
+TokenWeights = Callable[[Any, jax.Array, jax.Array | None, jax.Array], jax.Array]
+
+
+class Penalised(NamedTuple):
+    """A penalty of the loss: what it is, its weight, and how much each token counts in it.
+
+    Args:
+        beta: may be traced.
+        weights: (…, T), as `ce_weights`; None, or a penalty on all tokens of the loss: `ce_weights`.
+    """
+
+    penalty: TokenPenalty
+    beta: jax.Array | float
+    weights: jax.Array | None = None
 
 
 class Aux(NamedTuple):
     """The parts of a loss, each a weighted sum over tokens, without gradients."""
 
     ce: jax.Array
-    penalty: jax.Array  # not multiplied by beta
+    penalties: tuple[jax.Array, ...]  # in the order given, not multiplied by beta
     z: jax.Array  # log Z², not multiplied by z_loss
+    weighted_ce: jax.Array | None = None  # with all factors, where there are some
+
+    @property
+    def penalty(self) -> jax.Array:
+        """The first penalty, 0 where there is none."""
+        return self.penalties[0] if self.penalties else jnp.float32(0)
 
 
 class _Options(NamedTuple):
     z_loss: float
-    penalty: TokenPenalty | None
+    penalties: tuple[TokenPenalty, ...]
+    token_weights: tuple[TokenWeights, ...]
     chunk_tokens: int | None
     tied: bool
+    softcap: float | None
+    weighted: bool
+    blocks: int  # of the rows, where the reference has the first ones of each
 
 
 class _Reference(NamedTuple):
-    """The penalty's side of each token: weights (R, T) and the reference's states (R, T, D)."""
+    """The reference's side of each token: the weights of each penalty (R, T) and its states (R, T, D).
 
-    weights: jax.Array
+    Of all rows, or of the first ones of each block.
+    """
+
+    weights: tuple[jax.Array, ...]
     hidden: jax.Array
 
 
@@ -51,14 +81,16 @@ class _Tokens(NamedTuple):
 
     targets: jax.Array
     ce_weights: jax.Array
+    factors: jax.Array | None
     reference: _Reference | None
 
 
 class _Anchor(NamedTuple):
-    """The penalty's side of all tokens: its weight and the reference's (D, V) matrix."""
+    """The same for all tokens: the penalties' weights, the reference's (D, V) matrix, methods' memories."""
 
-    beta: jax.Array
-    unembedding: jax.Array
+    betas: tuple[jax.Array, ...]
+    unembedding: jax.Array | None
+    memories: tuple[Any, ...]
 
 
 def token_loss(
@@ -67,16 +99,18 @@ def token_loss(
     targets: jax.Array,
     ce_weights: jax.Array,
     *,
+    ce_factors: jax.Array | None = None,
     z_loss: float = 0.0,
-    penalty: TokenPenalty | None = None,
-    beta: jax.Array | float | None = None,
+    penalties: Sequence[Penalised] = (),
+    token_weights: Sequence[tuple[TokenWeights, Any]] = (),
     reference_hidden: jax.Array | None = None,
     reference_unembedding_DV: jax.Array | None = None,
-    penalty_weights: jax.Array | None = None,
+    reference_blocks: int = 1,
     chunk_tokens: int | None = None,
     tied: bool = False,
+    softcap: float | None = None,
 ) -> tuple[jax.Array, Aux]:
-    """Σ w·nll + z_loss · Σ w·(log Z)² + beta · Σ p·penalty, and the three sums.
+    """Σ w·nll + z_loss · Σ w·(log Z)² + Σ beta · Σ p·penalty, and the sums.
 
     Gradients flow to `hidden` and `unembedding_DV` alone.
 
@@ -84,27 +118,36 @@ def token_loss(
         hidden: (…, T, D) states after the final norm; axes before T are rows and may be sharded.
         targets: (…, T); −1 is ignored by the cross-entropy.
         ce_weights: (…, T), the mask divided by whatever the caller normalises with.
+        ce_factors: (…, T), further factors on each token's w, which `Aux.ce` leaves out, as those of `token_weights`.
         z_loss: weight of the squared log-normaliser (static).
-        penalty: a token-level plug-in (static), with `beta` (may be traced) and the reference's states.
-        penalty_weights: (…, T), as `ce_weights`; None, or a penalty on the loss's tokens: `ce_weights`.
+        penalties: token-level plug-ins, each with its weight; they need the reference's states.
+        token_weights: functions (static) and their memories: factors on each token's w, without gradient.
+        reference_hidden: (…, T, D), of all rows, or of the first ones of each of `reference_blocks` equal blocks of
+            rows: then penalties look at these rows alone, and `token_weights` are given no reference.
         chunk_tokens: tokens whose logits exist at once; None: as many as 64 MB hold.
         tied: the matrix is a transposed embedding; then no transposed copy of it or of its gradient is made.
+        softcap: the bound c of logits c · tanh(l / c), of the reference's too; None: they have none.
     """
     rows = (-1, hidden.shape[-2])
     valid = targets >= 0
     ce_weights = jnp.where(valid, ce_weights, 0).astype(jnp.float32).reshape(rows)
     reference = anchor = None
-    if penalty is not None:
-        assert beta is not None, "a penalty needs beta"
-        assert reference_hidden is not None, "a penalty needs reference_hidden"
-        assert reference_unembedding_DV is not None, "a penalty needs reference_unembedding_DV"
-        if penalty.tokens == "loss" or penalty_weights is None:
-            penalty_weights = ce_weights
+    if reference_hidden is not None:
+        given = (each.weights if each.penalty.tokens != "loss" else None for each in penalties)
+        weights = tuple(ce_weights if own is None else own.astype(jnp.float32).reshape(rows) for own in given)
         states_RTD = reference_hidden.reshape(*rows, reference_hidden.shape[-1])
-        reference = _Reference(penalty_weights.astype(jnp.float32).reshape(rows), states_RTD)
-        anchor = _Anchor(jnp.asarray(beta, jnp.float32), reference_unembedding_DV)
-    tokens = _Tokens(jnp.where(valid, targets, 0).reshape(rows), ce_weights, reference)
-    options = _Options(z_loss, penalty, chunk_tokens, tied)
+        count = states_RTD.shape[0]
+        reference = _Reference(tuple(_first_of_blocks(each, count, reference_blocks) for each in weights), states_RTD)
+    assert reference is not None or not penalties, "a penalty needs reference_hidden"
+    if penalties or token_weights:
+        betas = tuple(jnp.asarray(each.beta, jnp.float32) for each in penalties)
+        anchor = _Anchor(betas, reference_unembedding_DV, tuple(memory for _, memory in token_weights))
+    factors = None if ce_factors is None else ce_factors.astype(jnp.float32).reshape(rows)
+    tokens = _Tokens(jnp.where(valid, targets, 0).reshape(rows), ce_weights, factors, reference)
+    functions = tuple(function for function, _ in token_weights)
+    weighted = bool(functions) or factors is not None
+    plug_ins = tuple(each.penalty for each in penalties)
+    options = _Options(z_loss, plug_ins, functions, chunk_tokens, tied, softcap, weighted, reference_blocks)
     return _loss(options, hidden.reshape(*rows, hidden.shape[-1]), unembedding_DV, tokens, anchor)
 
 
@@ -116,7 +159,7 @@ def _loss(
         sums, _ = _chunk_loss(options, hidden_CD, unembedding_DV, part, anchor)
         return jax.tree.map(jnp.add, total, sums), None
 
-    sums, _ = _over_chunks(chunk, _no_sums(), hidden_RTD, tokens, unembedding_DV.shape[1], options.chunk_tokens)
+    sums, _ = _over_chunks(chunk, _no_sums(options), hidden_RTD, tokens, unembedding_DV.shape[1], options.chunk_tokens)
     return _total(options, anchor, sums), sums
 
 
@@ -143,7 +186,7 @@ def _loss_forward(
     shards = _row_shards(hidden_RTD.shape[0])
     zeros = logical(jnp.zeros((shards, *unembedding_DV.shape), jnp.float32), axes.BATCH, axes.ACTIVATION, axes.VOCAB)
     (sums, matrix_gradient), hidden_gradient = _over_chunks(
-        chunk, (_no_sums(), turn(zeros)), hidden_RTD, tokens, unembedding_DV.shape[1], options.chunk_tokens
+        chunk, (_no_sums(options), turn(zeros)), hidden_RTD, tokens, unembedding_DV.shape[1], options.chunk_tokens
     )
     summed = matrix_gradient[0] if shards == 1 else matrix_gradient.sum(axis=0)
     saved = (hidden_gradient, turn(summed).astype(unembedding_DV.dtype))
@@ -181,17 +224,18 @@ def _loss_backward(
 _loss.defvjp(_loss_forward, _loss_backward)
 
 
-def _no_sums() -> Aux:
+def _no_sums(options: _Options) -> Aux:
     zero = jnp.float32(0)
-    return Aux(zero, zero, zero)
+    return Aux(zero, (zero,) * len(options.penalties), zero, zero if options.weighted else None)
 
 
 def _total(options: _Options, anchor: _Anchor | None, sums: Aux) -> jax.Array:
-    total = sums.ce
+    total = sums.ce if sums.weighted_ce is None else sums.weighted_ce
     if options.z_loss:
         total += options.z_loss * sums.z
     if anchor is not None:
-        total += anchor.beta * sums.penalty
+        for beta, value in zip(anchor.betas, sums.penalties, strict=True):
+            total += beta * value
     return total
 
 
@@ -199,35 +243,74 @@ def _chunk_loss(
     options: _Options, hidden_CD: jax.Array, unembedding_DV: jax.Array, part: _Tokens, anchor: _Anchor | None
 ) -> tuple[Aux, Callable[[], jax.Array]]:
     """The sums of one chunk, and a function that gives their gradient on the logits, (C, V)."""
-    logits_CV = _logits(hidden_CD, unembedding_DV)
+    logits_CV = logits(hidden_CD, unembedding_DV, options.softcap)
     largest_C = logits_CV.max(axis=1)
     # The barrier keeps one exponential a logit: fused into the sum and into the gradient it would be taken twice.
     exp_CV: jax.Array = jax.lax.optimization_barrier(jnp.exp(logits_CV - largest_C[:, None]))
     sum_C = exp_CV.sum(axis=1)
     log_z_C = jnp.log(sum_C) + largest_C
     nll_C = log_z_C - _pick(logits_CV, part.targets)
-    weights_C = part.ce_weights
+    weights_C, weighted_ce = part.ce_weights, None
+    if part.factors is not None:
+        weights_C = weights_C * part.factors
+    logp_CV = reference_logp_CV = None
+    if anchor is not None:
+        logp_CV = logits_CV - log_z_C[:, None]
+        if part.reference is not None:
+            assert anchor.unembedding is not None, "a reference has an unembedding"
+            reference_logp_CV, _ = _log_probabilities(part.reference.hidden, anchor.unembedding, options.softcap)
+        whole_reference = None if _in_slots(part) else reference_logp_CV
+        for function, memory in zip(options.token_weights, anchor.memories, strict=True):
+            weights_C = weights_C * function(memory, logp_CV, whole_reference, part.targets)
+    if options.weighted:
+        weighted_ce = (weights_C * nll_C).sum()
 
     def ce_gradient() -> jax.Array:
         onehot_CV = jnp.arange(logits_CV.shape[1]) == part.targets[:, None]
         policy_C = weights_C * (1 + 2 * options.z_loss * log_z_C) if options.z_loss else weights_C
         return exp_CV * (policy_C / sum_C)[:, None] - jnp.where(onehot_CV, weights_C[:, None], 0)
 
-    sums = Aux((weights_C * nll_C).sum(), jnp.float32(0), (weights_C * jnp.square(log_z_C)).sum())
-    if options.penalty is None:
-        return sums, ce_gradient
-    assert anchor is not None
-    assert part.reference is not None
-    penalty, reference = options.penalty, part.reference
-    logp_CV = logits_CV - log_z_C[:, None]
-    reference_logp_CV, _ = _log_probabilities(reference.hidden, anchor.unembedding)
-    value_C = penalty.value(logp_CV, reference_logp_CV, part.targets)
+    ce, z = (part.ce_weights * nll_C).sum(), (weights_C * jnp.square(log_z_C)).sum()
+    if not options.penalties:
+        return Aux(ce, (), z, weighted_ce), lambda: _uncapped(ce_gradient(), logits_CV, options.softcap)
+    assert anchor is not None and part.reference is not None  # noqa: PT018  # one fact: a penalty has a reference
+    assert logp_CV is not None and reference_logp_CV is not None  # noqa: PT018
+    seen_CV, targets_C = (
+        _first_of_blocks(each, reference_logp_CV.shape[0], options.blocks) for each in (logp_CV, part.targets)
+    )
+    values = [penalty.value(seen_CV, reference_logp_CV, targets_C) for penalty in options.penalties]
+    sums = tuple((weights * value_C).sum() for weights, value_C in zip(part.reference.weights, values, strict=True))
+    terms = [*zip(options.penalties, values, anchor.betas, part.reference.weights, strict=True)]
 
     def gradient() -> jax.Array:
-        penalty_CV = _penalty_gradient(penalty, logp_CV, reference_logp_CV, part.targets, value_C)
-        return ce_gradient() + (anchor.beta * reference.weights)[:, None] * penalty_CV
+        total = ce_gradient()
+        for penalty, value_C, beta, penalty_weights_C in terms:
+            penalty_CV = _penalty_gradient(penalty, seen_CV, reference_logp_CV, targets_C, value_C)
+            total = total + _filled_up((beta * penalty_weights_C)[:, None] * penalty_CV, len(total), options.blocks)
+        return _uncapped(total, logits_CV, options.softcap)
 
-    return sums._replace(penalty=(reference.weights * value_C).sum()), gradient
+    return Aux(ce, sums, z, weighted_ce), gradient
+
+
+def _in_slots(part: _Tokens) -> bool:
+    """Whether the reference has other rows than the policy."""
+    return part.reference is not None and part.reference.hidden.shape[0] < part.targets.shape[0]
+
+
+def _first_of_blocks(array: jax.Array, count: int, blocks: int) -> jax.Array:
+    """The first `count` rows or tokens, taken from the beginnings of equal blocks; all of them as they are."""
+    if count == array.shape[0]:
+        return array
+    cut = array.reshape(blocks, -1, *array.shape[1:])[:, : count // blocks]
+    return cut.reshape(count, *array.shape[1:])
+
+
+def _filled_up(array_CV: jax.Array, count: int, blocks: int) -> jax.Array:
+    """What stands at the beginnings of blocks, with zeros at all other tokens."""
+    if count == array_CV.shape[0]:
+        return array_CV
+    first = array_CV.reshape(blocks, -1, array_CV.shape[1])
+    return jnp.pad(first, ((0, 0), (0, count // blocks - first.shape[1]), (0, 0))).reshape(count, -1)
 
 
 def _penalty_gradient(
@@ -244,12 +327,15 @@ def _penalty_gradient(
     return derived
 
 
-def _logits(hidden_CD: jax.Array, unembedding_DV: jax.Array) -> jax.Array:
-    return jnp.dot(hidden_CD, unembedding_DV.astype(hidden_CD.dtype), preferred_element_type=jnp.float32)
+def _uncapped(gradient_CV: jax.Array, logits_CV: jax.Array, softcap: float | None) -> jax.Array:
+    """The gradient on logits before their bound, from the one on bounded logits."""
+    return gradient_CV if softcap is None else gradient_CV * (1 - jnp.square(logits_CV / softcap))
 
 
-def _log_probabilities(hidden_CD: jax.Array, unembedding_DV: jax.Array) -> tuple[jax.Array, jax.Array]:
-    logits_CV = _logits(hidden_CD, unembedding_DV)
+def _log_probabilities(
+    hidden_CD: jax.Array, unembedding_DV: jax.Array, softcap: float | None
+) -> tuple[jax.Array, jax.Array]:
+    logits_CV = logits(hidden_CD, unembedding_DV, softcap)
     log_z_C = jax.nn.logsumexp(logits_CV, axis=1)
     return logits_CV - log_z_C[:, None], log_z_C
 
@@ -276,10 +362,10 @@ def _over_chunks(
     def cut(array_RT: jax.Array) -> jax.Array:
         padding = [(0, 0), (0, count * length - T)] + [(0, 0)] * (array_RT.ndim - 2)
         padded = jnp.pad(array_RT, padding) if count * length > T else array_RT
-        return jnp.moveaxis(padded.reshape(R, count, length, *array_RT.shape[2:]), 1, 0)
+        return jnp.moveaxis(padded.reshape(-1, count, length, *array_RT.shape[2:]), 1, 0)
 
     def flat_body(carry: Any, chunk: Any) -> tuple[Any, Any]:
-        flat = jax.tree.map(lambda array: array.reshape(R * length, *array.shape[2:]), chunk)
+        flat = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), chunk)
         carry, outputs = body(carry, *flat)
         return carry, jax.tree.map(lambda array: array.reshape(R, length, *array.shape[1:]), outputs)
 
@@ -294,18 +380,23 @@ def _over_chunks(
 
 
 def token_nll(
-    hidden: jax.Array, unembedding_DV: jax.Array, targets: jax.Array, *, chunk_tokens: int | None = None
+    hidden: jax.Array,
+    unembedding_DV: jax.Array,
+    targets: jax.Array,
+    *,
+    chunk_tokens: int | None = None,
+    softcap: float | None = None,
 ) -> jax.Array:
     """Negative log-likelihood of each target, in float32 and the targets' shape; 0 where the target is −1.
 
     Args:
         hidden: (…, T, D).
         targets: (…, T).
-        chunk_tokens: as for `token_loss`.
+        chunk_tokens, softcap: as for `token_loss`.
     """
 
     def chunk(carry: None, hidden_CD: jax.Array, targets_C: jax.Array) -> tuple[None, jax.Array]:
-        logp_CV, _ = _log_probabilities(hidden_CD, unembedding_DV)
+        logp_CV, _ = _log_probabilities(hidden_CD, unembedding_DV, softcap)
         return carry, jnp.where(targets_C >= 0, -_pick(logp_CV, jnp.maximum(targets_C, 0)), 0)
 
     rows = (-1, hidden.shape[-2])
@@ -322,21 +413,22 @@ def token_kl(
     reference_unembedding_DV: jax.Array,
     *,
     chunk_tokens: int | None = None,
+    softcap: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """KL(reference ‖ policy) and KL(policy ‖ reference) of each token, (…, T) in float32.
 
     Args:
         hidden: (…, T, D), as `reference_hidden`.
-        chunk_tokens: as for `token_loss`.
+        chunk_tokens, softcap: as for `token_loss`.
     """
 
     def chunk(carry: None, hidden_CD: jax.Array, reference_CD: jax.Array) -> tuple[None, tuple[jax.Array, jax.Array]]:
-        policy_CV, _ = _log_probabilities(hidden_CD, unembedding_DV)
-        reference_CV, _ = _log_probabilities(reference_CD, reference_unembedding_DV)
+        policy_CV, _ = _log_probabilities(hidden_CD, unembedding_DV, softcap)
+        reference_CV, _ = _log_probabilities(reference_CD, reference_unembedding_DV, softcap)
         nowhere_C = jnp.zeros(hidden_CD.shape[0], jnp.int32)  # these penalties look at no target
         return carry, (
-            forward.value(policy_CV, reference_CV, nowhere_C),
-            reverse.value(policy_CV, reference_CV, nowhere_C),
+            forward_kl(policy_CV, reference_CV, nowhere_C),
+            reverse_kl(policy_CV, reference_CV, nowhere_C),
         )
 
     rows = (-1, hidden.shape[-2], hidden.shape[-1])

@@ -1,9 +1,8 @@
 """Optimizers and learning-rate schedules, by name; importing this package does not import JAX."""
 
-from holdfast.optim.build import Optimizer, build_optimizer, state_shardings
+from holdfast.optim.build import Optimizer, build_optimizer, decay_mask, state_shardings
 from holdfast.optim.config import OptimConfig
-from holdfast.optim.masks import decay_mask
-from holdfast.optim.schedule import (
+from holdfast.optim.schedules import (
     PiecewiseSchedule,
     Schedule,
     ScheduleContext,

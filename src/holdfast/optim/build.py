@@ -4,15 +4,49 @@ The learning rate is applied outside the transformation, from the global step: a
 a stage boundary starts its own count again, and the schedule must not follow it.
 """
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast import registry
 from holdfast.optim.config import OptimConfig
-from holdfast.optim.masks import decay_mask
+from holdfast.types import Tree
 
 if TYPE_CHECKING:
     import optax
+
+
+# Which parameters decay goes by name, because scanned layers give even a bias two axes.
+_NO_DECAY_NAME = re.compile(r"(^|_)(bias|scale|gamma|beta|b)$|^bias_|^b_")
+_NO_DECAY_MODULE = re.compile(r"norm|(^|_)ln(_|$|\d)")
+_NOT_INSIDE = re.compile(r"embed|^w[tp]e$|head$|unembed")
+
+
+def path_names(path: Any) -> list[str]:
+    """The keys of a parameter's path in lower case, without the attributes of boxes around it."""
+    from jax.tree_util import DictKey
+
+    return [str(entry.key).lower() for entry in path if isinstance(entry, DictKey)]
+
+
+def decays(path: Any, leaf: Any) -> bool:
+    """Whether weight decay applies to the parameter at a key path: kernels and embeddings yes, norms and biases no."""
+    names = path_names(path)
+    if leaf.ndim < 2 or any(_NO_DECAY_MODULE.search(name) for name in names):
+        return False
+    return not (names and _NO_DECAY_NAME.search(names[-1]))
+
+
+def inner_matrix(path: Any, leaf: Any) -> bool:
+    """Whether the parameter at a key path is a matrix inside the model: no embedding, output head, norm or bias."""
+    return decays(path, leaf) and not any(_NOT_INSIDE.search(name) for name in path_names(path))
+
+
+def decay_mask(params: Tree) -> Any:
+    """A tree of booleans like the parameters: True where weight decay applies."""
+    import jax
+
+    return jax.tree_util.tree_map_with_path(decays, params)
 
 
 @dataclass(frozen=True)
@@ -27,11 +61,11 @@ class Optimizer:
     transformation: "optax.GradientTransformation"
     scale_by_schedule: bool = True
 
-    def init(self, params: Any) -> Any:
+    def init(self, params: Tree) -> Any:
         """Fresh optimizer state for the parameters."""
         return self.transformation.init(params)
 
-    def update(self, gradients: Any, state: Any, params: Any, learning_rate: Any) -> tuple[Any, Any]:
+    def update(self, gradients: Tree, state: Any, params: Tree, learning_rate: Any) -> tuple[Any, Any]:
         """The updates to add to the parameters, and the next state.
 
         Args:
@@ -78,7 +112,7 @@ def surround(direction: "optax.GradientTransformation", config: OptimConfig) -> 
     return optax.chain(*parts)
 
 
-def state_shardings(optimizer: Optimizer, params: Any, shardings: Any, replicated: Any) -> Any:
+def state_shardings(optimizer: Optimizer, params: Tree, shardings: Any, replicated: Any) -> Any:
     """Shardings of the optimizer's state: like the parameter where the shape is the parameter's, else replicated.
 
     Args:

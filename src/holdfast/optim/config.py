@@ -12,15 +12,40 @@ class LoraConfig:
     """Low-rank adapters: the weights of the base stay as they are, and small matrices beside them are trained."""
 
     rank: int = field(
-        "optimization/lora/rank", default=0, ge=0, help="rank of low-rank adapters on a frozen base; 0: train the model"
+        "optimization/lora/rank",
+        resume="branch",
+        default=0,
+        ge=0,
+        le=2**16,
+        help="rank of low-rank adapters on a frozen base; 0: train the model",
     )
     alpha: float = field(
-        "optimization/lora/alpha", default=16.0, gt=0, help="adapters are scaled by alpha / rank when they are added"
+        "optimization/lora/alpha",
+        resume="branch",
+        default=16.0,
+        gt=0,
+        le=1e6,
+        help="adapters are scaled by alpha / rank when they are added",
     )
     targets: List[str] = field(
         "optimization/lora/targets",
+        resume="branch",
         default_factory=list,
         help="projections with adapters: q, k, v, o, up, gate, down, or globs over names; empty: all of them",
+    )
+
+
+@dataclass(frozen=True)
+class SamConfig:
+    """Sharpness-aware minimisation around any optimizer: the gradient is taken a little uphill."""
+
+    rho: float = field(
+        "optimization/sam/rho",
+        resume="branch",
+        default=0.0,
+        ge=0,
+        le=10,
+        help="how far uphill along the gradient a second gradient is taken, which the step follows; 0: off",
     )
 
 
@@ -33,18 +58,30 @@ class OptimConfig:
         "optimization/schedule", default=None, help="learning-rate schedule; null: the job's own"
     )
     weight_decay: float = field(
-        "optimization/weight_decay", default=0.1, ge=0, help="decoupled decay of kernels and embeddings, times lr"
+        "optimization/weight_decay",
+        default=0.1,
+        ge=0,
+        le=1000,
+        help="decoupled decay of kernels and embeddings, times lr",
     )
-    clip_norm: float = field("optimization/clip_norm", default=1.0, ge=0, help="largest global gradient norm; 0: off")
+    clip_norm: float = field(
+        "optimization/clip_norm", default=1.0, ge=0, le=1e12, help="largest global gradient norm; 0: off"
+    )
     final_lr_ratio: float = field(
-        "optimization/final_lr_ratio", default=0.1, ge=0, le=1, help="learning rate after decay, as a share of lr"
+        "optimization/final_lr_ratio",
+        default=0.1,
+        ge=0,
+        le=1,
+        help="learning rate at the end of decay, as a share of lr",
     )
     freeze: List[str] = field(
         "optimization/freeze",
+        resume="branch",
         default_factory=list,
         help="parameters that stay as they are: globs over names, such as embed*, layers/mlp, layers/0-3/*",
     )
     lora: LoraConfig = LoraConfig()
+    sam: SamConfig = SamConfig()
 
     def __post_init__(self) -> None:
         if self.optimizer is not None:

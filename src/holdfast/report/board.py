@@ -1,124 +1,222 @@
-"""A small local page that lists all runs below a folder, live. It reads files and writes none."""
+"""A page that lists all runs below a folder, live, and overlays their curves. It reads files and writes none."""
 
 import json
+import math
+import secrets
 import socket
 import string
+from collections.abc import Callable
 from html import escape
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 
 from holdfast.errors import UserError
-from holdfast.report import compare, page
+from holdfast.report import compare, heat, page, shell
+from holdfast.report.guard import SANDBOX, Guard, is_loopback
 from holdfast.report.live import statuses
-from holdfast.report.run_files import is_run, open_run
+from holdfast.report.records import text
+from holdfast.report.run_files import is_run, open_run, readable
+from holdfast.report.series import AXES, OpenCurves
+from holdfast.types import Json
 
 HOST = "127.0.0.1"
-# Pages may use their own inline style and script, ask this server, and nothing else.
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'"
-)
-HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+MOST_RUNS = 32  # of a view: more lines than anyone tells apart
+MOST_METRICS = 24
+HIDDEN = "; frame-ancestors 'none'"
 
 
-def make_board(root: Path) -> Starlette:
-    """The application for the runs below a folder."""
+def make_board(root: Path, token: str | None = None) -> Starlette:
+    """The application for the runs below a folder.
+
+    Args:
+        token: what is asked for where others can reach the board; None answers on the loopback address alone.
+    """
     base = root.resolve(strict=True)
+    pages = _Pages(base)
+    routes = [
+        Route("/", pages.index),
+        Route("/api/runs", pages.runs),
+        Route("/api/curves", pages.curves),
+        Route("/api/matrix", pages.matrix),
+        Route("/compare", pages.comparison),
+        Route("/run/{path:path}", pages.report),
+        Route("/files/{path:path}", pages.file),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(Guard, token=token)])
 
-    def inside(text: str) -> Path:
-        """A path below the folder that is there; everything else, links out of it among it, is not found."""
-        if "\0" in text:
+
+class _Pages:
+    """The answers of a board."""
+
+    def __init__(self, base: Path) -> None:
+        self._base, self._curves = base, OpenCurves()
+
+    def index(self, _request: Request) -> Response:
+        css, js = shell.part("page.css") + shell.part("board.css"), shell.part("board.js")
+        return _html(board_page(self._base, css, js), shell.policy(css, js, ask=True))
+
+    def runs(self, request: Request) -> Response:
+        data = _encode([status.to_dict() for status in statuses(self._base)])
+        etag = f'"{hash(data) & (2**64 - 1):x}"'
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers={"ETag": etag})
+        return Response(data, media_type="application/json", headers={"ETag": etag})
+
+    def curves(self, request: Request) -> Response:
+        """The curves that a view shows, and the names of all that its runs have."""
+        asked = request.query_params
+        axis = asked["x"] if asked.get("x") in AXES else AXES[0]
+        low, high = _float(asked.get("low"), -math.inf), _float(asked.get("high"), math.inf)
+        smooth = min(max(_float(asked.get("smooth"), 0.0), 0.0), 0.999)
+        names: dict[str, None] = {}
+        series: dict[str, dict[str, Json]] = {metric: {} for metric in asked.getlist("metric")[:MOST_METRICS]}
+        for run in asked.getlist("run")[:MOST_RUNS]:
+            try:
+                path = self._run(run)
+            except HTTPException:
+                continue  # gone since, or never there: the others are still shown
+            found = self._curves.of(path)
+            names |= dict.fromkeys(found.metrics())
+            for metric, lines in series.items():
+                line = found.window(metric, axis, low, high, smooth)
+                if line is not None:
+                    lines[run] = line
+        return _json({"metrics": list(names), "series": series})
+
+    def matrix(self, request: Request) -> Response:
+        """The score matrices of some runs in one measure, and the measures that they have."""
+        asked, found = request.query_params, []
+        measures: dict[str, None] = {}
+        for run in asked.getlist("run")[:MOST_RUNS]:
+            try:
+                path = self._run(run)
+                with readable(path):
+                    opened = open_run(path, curves=False)
+                    measures |= dict.fromkeys(opened.matrix.measures if opened.matrix is not None else ())
+                    table = heat.matrix_heat(opened, asked.get("measure") or "bits_per_byte")
+            except (HTTPException, UserError, OSError) as error:
+                found.append({"run": run, "problem": text(getattr(error, "detail", "") or error)})
+                continue
+            found.append({"run": run} | ({} if table is None else _table(table)))
+        return _json({"measures": list(measures), "runs": found})
+
+    def report(self, request: Request) -> Response:
+        path = self._run(request.path_params["path"])
+        return self._page(lambda: page.render(open_run(path)), path)
+
+    def comparison(self, request: Request) -> Response:
+        paths: list[str | Path] = [self._run(text) for text in request.query_params.getlist("run")]
+        return self._page(lambda: compare.render(compare.compare(paths)), self._base)
+
+    def file(self, request: Request) -> Response:
+        """A file of a run, to be stored: never a page of this origin, whatever is in it."""
+        path = self._inside(request.path_params["path"])
+        if not path.is_file():
             raise HTTPException(404)
+        headers = {"Content-Security-Policy": SANDBOX}
+        return FileResponse(path, media_type="application/octet-stream", filename=text(path.name), headers=headers)
+
+    def _page(self, render: Callable[[], str], path: Path) -> Response:
+        """A page, or one that says in a sentence why there is none."""
+        policy = shell.policy(shell.part("page.css"), shell.part("page.js"))
         try:
-            path = (base / text).resolve(strict=True)
-        except (OSError, RuntimeError, ValueError):
-            raise HTTPException(404) from None
-        if not path.is_relative_to(base):
-            raise HTTPException(404)
-        return path
+            with readable(path):
+                return _html(render(), policy)
+        except (UserError, OSError) as error:
+            said = text(error).replace(f"{self._base}/", "")
+            return _html(shell.page("Holdfast", f'<p id="problem">{escape(said)}</p>'), policy, 400)
 
-    def run_below(text: str) -> Path:
-        path = inside(text)
+    def _run(self, name: str) -> Path:
+        path = self._inside(name)
         if not path.is_dir() or not is_run(path):
             raise HTTPException(404)
         return path
 
-    def index(_request: Request) -> Response:
-        return _html(board_page(base))
-
-    def runs(_request: Request) -> Response:
-        listed = [status.to_dict() for status in statuses(base)]
-        return JSONResponse(listed, headers=HEADERS)
-
-    def report(request: Request) -> Response:
-        return _html(page.render(open_run(run_below(request.path_params["path"]))))
-
-    def comparison(request: Request) -> Response:
-        paths: list[str | Path] = [run_below(text) for text in request.query_params.getlist("run")]
-        try:
-            return _html(compare.render(compare.compare(paths)))
-        except UserError as error:
-            return _html(page.page("Holdfast", f"<p>{escape(str(error))}</p>"), 400)
-
-    def file(request: Request) -> Response:
-        path = inside(request.path_params["path"])
-        if not path.is_file():
+    def _inside(self, name: str) -> Path:
+        """A path below the folder that is there; everything else, links out of it among it, is not found."""
+        if "\0" in name:
             raise HTTPException(404)
-        return FileResponse(path, headers=HEADERS)
+        try:
+            path = (self._base / name).resolve(strict=True)
+        except (OSError, RuntimeError, ValueError):
+            raise HTTPException(404) from None
+        if not path.is_relative_to(self._base):
+            raise HTTPException(404)
+        return path
 
-    routes = [
-        Route("/", index),
-        Route("/api/runs", runs),
-        Route("/compare", comparison),
-        Route("/run/{path:path}", report),
-        Route("/files/{path:path}", file),
+
+def _table(table: heat.Heat) -> Json:
+    cells = [
+        [{"value": cell.value, "ends": cell.ends, "shade": round(20 * cell.shade), "home": cell.home} for cell in row]
+        for row in table.cells
     ]
-    # A page elsewhere that makes its own name point here must not read runs.
-    trusted = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
-    return Starlette(routes=routes, middleware=[trusted])
+    return {"title": table.title, "rows": list(table.rows), "columns": list(table.columns), "cells": cells}
 
 
-def _html(text: str, status: int = 200) -> Response:
-    return HTMLResponse(text, status, headers=HEADERS)
+def _float(given: str | None, default: float) -> float:
+    try:
+        value = float(given or "")
+    except ValueError:
+        return default
+    return default if math.isnan(value) else value
 
 
-def board_page(base: Path) -> str:
-    """The one page of the board."""
-    folder = resources.files("holdfast.report")
-    read: dict[str, Any] = {
-        "html": folder.joinpath("board.html").read_text(encoding="utf-8"),
-        "css": folder.joinpath("page.css").read_text(encoding="utf-8"),
-        "js": folder.joinpath("board.js").read_text(encoding="utf-8"),
-    }
-    first = json.dumps([status.to_dict() for status in statuses(base)]).replace("<", "\\u003c")
-    return string.Template(read["html"]).substitute(css=read["css"], js=read["js"], name=escape(str(base)), runs=first)
+def _encode(value: object) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
-def serve(root: Path, port: int, say: Any = print) -> None:
-    """Serve the board on the loopback address until interrupted; port 0 takes a free one."""
+def _json(value: object) -> Response:
+    return Response(_encode(value), media_type="application/json")
+
+
+def _html(content: str, policy: str, status: int = 200) -> Response:
+    return HTMLResponse(content, status, headers={"Content-Security-Policy": policy + HIDDEN})
+
+
+def board_page(base: Path, css: str, js: str) -> str:
+    """The one page of the board, with the runs as they are now."""
+    first = _encode([status.to_dict() for status in statuses(base)]).replace("<", "\\u003c")
+    filled = {"css": css, "js": js, "name": escape(text(base.name or base)), "runs": first}
+    return string.Template(shell.part("board.html")).substitute(filled)
+
+
+def serve(root: Path, port: int, say: Callable[[str], object] = print, host: str = HOST) -> None:
+    """Serve the board until interrupted; port 0 takes a free one.
+
+    Args:
+        host: an address of this machine; one that others can reach is served with a token, which is said once.
+    """
     import uvicorn
 
     if not root.is_dir():
         raise UserError(f"{root}: there is no such folder; expected a folder of runs, such as runs")
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    with _listener(host, port) as listener:
+        token = None if is_loopback(host) else secrets.token_urlsafe(24)
+        name = host if host not in ("0.0.0.0", "::") else socket.gethostname()
+        address = f"http://{f'[{name}]' if ':' in name else name}:{listener.getsockname()[1]}/"
+        say(f"{address}{f'?token={token}' if token else ''} shows the runs below {root}; end with Ctrl-C")
+        config = uvicorn.Config(make_board(root, token), log_level="warning", access_log=False)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    try:
+        [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UserError(f"--host {host}: no address of this machine ({error.strerror}); expected 127.0.0.1") from None
+    listener = socket.socket(family, kind)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((HOST, port))
+        listener.bind(address)
     except OSError as error:
         listener.close()
         raise UserError(
-            f"--port {port}: cannot be used ({error.strerror}); choose another, or 0 for a free one"
+            f"--port {port} on {host}: cannot be used ({error.strerror}); choose another, or 0 for a free one"
         ) from None
-    with listener:
-        say(f"http://{HOST}:{listener.getsockname()[1]}/ shows the runs below {root}; end with Ctrl-C")
-        config = uvicorn.Config(make_board(root), log_level="warning", access_log=False)
-        uvicorn.Server(config).run(sockets=[listener])
+    return listener

@@ -9,8 +9,8 @@ import yaml
 from holdfast import registry
 from holdfast.config import JOB_KEY, flatten, merge
 from holdfast.config import build as build_config
-from holdfast.errors import UserError
-from holdfast.training.jobs import config_classes
+from holdfast.training.config import config_classes
+from holdfast.types import JsonView
 
 Defaults = dict[str, tuple[Any, str]]
 
@@ -27,7 +27,7 @@ def defaults(job: str) -> Defaults:
     return {path: (value, helps.get(path, "")) for path, value in flat.items()}
 
 
-def changed(job: str, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def changed(job: str, config: JsonView) -> dict[str, tuple[Any, Any]]:
     """Options that are not at their default: path -> (default, value)."""
     known = defaults(job)
     if not known:
@@ -35,12 +35,12 @@ def changed(job: str, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     classes = config_classes(job)
     try:
         own = flatten(merge(classes, {key: value for key, value in config.items() if key != JOB_KEY}), classes)
-    except UserError:
+    except Exception:  # options of another version, or of none
         return {}
     return {path: (known[path][0], value) for path, value in own.items() if path in known and value != known[path][0]}
 
 
-def tree(job: str, config: Mapping[str, Any]) -> str:
+def tree(job: str, config: JsonView) -> str:
     """The options as nested, folding lists."""
     different = changed(job, config)
     known = defaults(job)
@@ -53,7 +53,7 @@ def tree(job: str, config: Mapping[str, Any]) -> str:
     )
 
 
-def _section(values: Mapping[str, Any], prefix: str, different: Mapping[str, tuple[Any, Any]], known: Defaults) -> str:
+def _section(values: JsonView, prefix: str, different: Mapping[str, tuple[Any, Any]], known: Defaults) -> str:
     parts = []
     for name, value in values.items():
         path = f"{prefix}{name}"

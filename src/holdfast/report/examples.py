@@ -17,19 +17,6 @@ class LostExample:
     sureness: float
 
 
-def margin(example: Example) -> float:
-    """By how much the right answer is likelier than the best of the others; 0 where that is not known.
-
-    >>> margin(Example("1", "", "a", "a", True, choices=("a", "b"), label=0, scores=(-1.0, -3.0)))
-    2.0
-    """
-    label, scores = example.label, example.scores
-    if label is None or label >= len(scores) or scores[label] is None:
-        return 0.0
-    others = [score for index, score in enumerate(scores) if index != label and score is not None]
-    return float(scores[label] or 0.0) - max(others) if others else 0.0
-
-
 def surely_forgotten(run: Run, most: int = 10) -> list[LostExample]:
     """Of all tasks those lost since the row after their own stage, the surest of both answers first."""
     matrix = run.matrix
@@ -45,7 +32,7 @@ def surely_forgotten(run: Run, most: int = 10) -> list[LostExample]:
         except (UserError, OSError, ValueError, KeyError, TypeError):
             continue  # not evaluated since, or the files were not copied along
         for before, after in lost:
-            found.append(LostExample(task, before, after, min(margin(before), -margin(after))))
+            found.append(LostExample(task, before, after, min(before.margin, -after.margin)))
     ordered = sorted(found, key=lambda each: -each.sureness)
     share = max(3, most // max(len({each.task for each in found}), 1))
     # A task that lost much must not push all others out.

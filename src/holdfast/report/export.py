@@ -5,10 +5,12 @@ import glob
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from holdfast.errors import UserError
+from holdfast.evaluation.matrix import LOWER_IS_BETTER, Interval
+from holdfast.report.chart import number
 from holdfast.report.run_files import Run, is_run, open_run
+from holdfast.types import Json
 
 COLUMNS = ("run", "seed", "stage", "task", "metric", "value", "low", "high")
 BEFORE = "before training"
@@ -29,7 +31,7 @@ def find_runs(patterns: Iterable[str | Path]) -> list[Path]:
     return list(found)
 
 
-def tidy(run: Run, name: str | None = None) -> Iterator[dict[str, Any]]:
+def tidy(run: Run, name: str | None = None) -> Iterator[Json]:
     """One row for each number of a run: cells of its matrices, then its metrics, whose stage and task are empty."""
     matrix = run.matrix
     if matrix is None:
@@ -67,6 +69,52 @@ def metrics_of(run: Run, measure: str) -> dict[str, float | None]:
         return {}
     given = run.results.get("metrics", {}).get(measure) if run.results.get("finished") else None
     return dict(given) if given else matrix.metrics(measure)
+
+
+# What the metrics of a matrix are called where numbers stand in their own unit.
+METRIC_NAMES = {
+    "average": "at the end",
+    "backward_transfer": "change since own stage",
+    "forward_transfer": "change before own stage",
+    "forgetting": "forgetting",
+    "learning_accuracy": "after own stage",
+}
+
+
+def in_unit(measure: str, metric: str, value: float | None) -> float | None:
+    """A metric of higher-is-better scores in the unit of its measure, so that a loss is never shown negated.
+
+    Forgetting is a drop of the score, which for a loss is its rise: it has its unit already.
+
+    >>> in_unit("bits_per_byte", "average", -3.5), in_unit("accuracy", "average", 0.5)
+    (3.5, 0.5)
+    >>> in_unit("bits_per_byte", "backward_transfer", -6.0), in_unit("bits_per_byte", "forgetting", 6.0)
+    (6.0, 6.0)
+    """
+    turned = measure in LOWER_IS_BETTER and metric != "forgetting"
+    return -value if turned and value is not None else value
+
+
+def better(measure: str, metric: str = "") -> str:
+    """Which direction is better for a measure, or for a metric of it in its own unit.
+
+    >>> better("bits_per_byte"), better("accuracy"), better("accuracy", "forgetting")
+    ('lower', 'higher', 'lower')
+    """
+    return "lower" if measure in LOWER_IS_BETTER or metric == "forgetting" else "higher"
+
+
+ARROWS = {"higher": "↑", "lower": "↓"}  # which direction is better
+
+
+def shown_change(change: float | None, interval: Interval | None, digits: int = 4) -> str:
+    """A change with its sign, and its interval where the data gave one.
+
+    >>> shown_change(0.25, (0.1, 0.4)), shown_change(-0.5, None), shown_change(None, None)
+    ('+0.25 [0.1, 0.4]', '-0.5', '–')
+    """
+    text = f"{'+' if (change or 0) > 0 else ''}{number(change, digits)}"
+    return text if interval is None else f"{text} [{number(interval[0], 3)}, {number(interval[1], 3)}]"
 
 
 def to_csv(runs: Sequence[Run], names: Sequence[str]) -> str:

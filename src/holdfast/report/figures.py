@@ -1,6 +1,7 @@
 """A chart in a page: drawn for wide and for narrow screens, with a legend, its numbers, and a table behind it."""
 
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -87,9 +88,22 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: s
     """
     show = (lambda text: text) if safe else escape
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    kinds = [_kind([row[column] for row in rows if column < len(row)]) for column in range(1, len(head))]
+    top = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(head, ["", *kinds], strict=True))
     body = "".join(
-        f'<tr><th scope="row">{show(row[0])}</th>' + "".join(f"<td>{show(cell)}</td>" for cell in row[1:]) + "</tr>"
+        f'<tr><th scope="row">{show(row[0])}</th>'
+        + "".join(f"<td{kind}>{show(cell)}</td>" for cell, kind in zip(row[1:], kinds, strict=False))
+        + "</tr>"
         for row in rows
     )
     return f'<div class="scroll"><table>{title}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _kind(cells: Sequence[str]) -> str:
+    """The class of a column: numbers stand to the right, words to the left.
+
+    >>> _kind(["1.2 ± 0.1", "–", "+3 [1, 5]"]), _kind(["<b>bits</b> per byte", "3"])
+    (' class="number"', '')
+    """
+    texts = [re.sub(r"<[^>]*>", "", cell).strip() for cell in cells]
+    return ' class="number"' if texts and all(re.match(r"$|[–+\-−]?$|[+\-−]?[.\d]", text) for text in texts) else ""

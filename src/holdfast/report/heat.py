@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from holdfast.evaluation.matrix import LOWER_IS_BETTER, Cell
+from holdfast.evaluation.matrix import LOWER_IS_BETTER, Cell, ScoreMatrix
 from holdfast.report.chart import number
 from holdfast.report.run_files import Run
 
@@ -16,8 +16,9 @@ MEASURE_NAMES = {
     "kl_reverse": "KL(model ‖ reference), nats per token",
 }
 NOTE = (
-    "Rows: before training and after each stage; columns: tasks. The deeper the shade the better, within its column; "
-    "framed: just after the task's own stage. Small figures are 95 % intervals."
+    "Rows: before training and after each stage; columns: tasks in order of their stages. The deeper the shade the "
+    "better, within its column; framed: just after the task's own stage. Small figures are 95 % intervals and, in "
+    "brackets, over how many documents or questions."
 )
 
 
@@ -29,6 +30,15 @@ class HeatCell:
     interval: tuple[float, float] | None = None
     shade: float = 0.0
     home: bool = False
+    count: int | None = None
+
+    @property
+    def ends(self) -> str:
+        """The interval, and how many documents or questions it is over where that is known."""
+        if self.interval is None:
+            return ""
+        over = f" ({self.count})" if self.count else ""
+        return f"{number(self.interval[0], 3)} … {number(self.interval[1], 3)}{over}"
 
 
 @dataclass(frozen=True)
@@ -55,14 +65,14 @@ def matrix_heat(run: Run, measure: str) -> Heat | None:
     if matrix is None or measure not in matrix.measures:
         return None
     values = matrix.measures[measure]
-    columns = [index for index in range(len(matrix.tasks)) if any(row[index] is not None for row in values)]
+    columns = [column for column in column_order(matrix) if any(row[column] is not None for row in values)]
     if not columns:
         return None
     points = [run.row_point(row) for row in range(len(values))]
     cells = []
     for row, line in enumerate(values):
         point = points[row]
-        intervals = point.intervals if point is not None else {}
+        intervals, counts = (point.intervals, point.counts) if point is not None else ({}, {})
         cells.append(
             [
                 HeatCell(
@@ -70,6 +80,7 @@ def matrix_heat(run: Run, measure: str) -> Heat | None:
                     intervals.get(matrix.tasks[column], {}).get(measure),
                     shade(line[column], [each[column] for each in values], measure),
                     matrix.homes[column] == row,
+                    counts.get(matrix.tasks[column], {}).get(measure),
                 )
                 for column in columns
             ]
@@ -84,6 +95,15 @@ def matrix_heat(run: Run, measure: str) -> Heat | None:
         cells,
         marked=[task for task in matrix.tasks if task in matrix.not_learned] if measure == "accuracy" else (),
     )
+
+
+def column_order(matrix: ScoreMatrix) -> list[int]:
+    """The columns in order of their own stages, those without one last: framed cells run down the diagonal.
+
+    >>> column_order(ScoreMatrix(("a", "b"), ("second", "none", "first"), (2, None, 1), {}))
+    [2, 0, 1]
+    """
+    return sorted(range(len(matrix.tasks)), key=lambda column: matrix.homes[column] or len(matrix.stages) + 1)
 
 
 def shade(value: Cell, column: Sequence[Cell], measure: str) -> float:
@@ -116,20 +136,20 @@ def html(heat: Heat) -> str:
 
 
 def _mark(heat: Heat, column: str) -> str:
-    return ' <span class="warn" title="never above chance">not learned</span>' if column in heat.marked else ""
+    return (
+        ' <span class="warn" title="not above chance and majority">not learned</span>' if column in heat.marked else ""
+    )
 
 
 def _cell(heat: Heat):  # type: ignore[no-untyped-def]  # a closure for map
     def cell(item: HeatCell) -> str:
         if item.value is None:
             return '<td class="none" data-value="">–</td>'
-        interval = ""
-        if item.interval is not None:
-            interval = f"<small>{number(item.interval[0], 3)} … {number(item.interval[1], 3)}</small>"
+        interval = f"<small>{item.ends}</small>" if item.ends else ""
         kind = ("better" if item.shade >= 0 else "worse") + (" home" if item.home else "")
         sign = "+" if heat.diverging and item.value > 0 else ""
         return (
-            f'<td class="{kind}" style="--shade:{abs(item.shade):.2f}" data-value="{item.value!r}">'
+            f'<td class="{kind} s{round(20 * min(abs(item.shade), 1.0))}" data-value="{item.value!r}">'
             f"{sign}{number(item.value)}{interval}</td>"
         )
 
@@ -173,7 +193,6 @@ def _svg_cell(item: HeatCell, left: float, top: float, wide: float) -> list[str]
     middle = left + wide / 2
     parts = [f'<rect x="{left}" y="{top}" width="{wide - 2}" height="38" fill="{fill}"{stroke}/>']
     parts.append(f'<text x="{middle}" y="{top + 18}" text-anchor="middle">{number(item.value)}</text>')
-    if item.value is not None and item.interval is not None:
-        text = f"{number(item.interval[0], 3)} … {number(item.interval[1], 3)}"
-        parts.append(f'<text class="i" x="{middle}" y="{top + 31}" text-anchor="middle">{text}</text>')
+    if item.value is not None and item.ends:
+        parts.append(f'<text class="i" x="{middle}" y="{top + 31}" text-anchor="middle">{item.ends}</text>')
     return parts

@@ -1,5 +1,5 @@
 "use strict";
-// Values under the pointer, and legend entries that hide their lines. Everything is drawn already.
+// Values under the pointer, legend entries that hide their lines, hints at wide tables. Everything is drawn already.
 (() => {
   const tip = document.getElementById("tip");
   const big = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
@@ -86,6 +86,19 @@
           / Number(svg.dataset.width), box.top + 20);
       });
     }
+  }
+
+  // Tables that are wider than the screen say so and can be scrolled by keys too.
+  function measure(box) {
+    const room = box.scrollWidth - box.clientWidth, wide = room > 1;
+    box.classList.toggle("wide", wide);
+    box.classList.toggle("more", room - box.scrollLeft > 1);
+    if (wide) box.tabIndex = 0; else box.removeAttribute("tabindex");
+  }
+  const sizes = new ResizeObserver((entries) => { for (const entry of entries) measure(entry.target); });
+  for (const box of document.querySelectorAll(".scroll")) {
+    sizes.observe(box);
+    box.addEventListener("scroll", () => measure(box), { passive: true });
   }
 
   function told(event) {

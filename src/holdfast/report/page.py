@@ -1,40 +1,36 @@
 """The report of a run: one HTML file that needs nothing else."""
 
 import dataclasses
-import string
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 
-from holdfast.evaluation.matrix import LOWER_IS_BETTER, METRICS, Cell
+from holdfast.evaluation.budgets import kept_lines
+from holdfast.evaluation.matrix import METRICS, Cell
 from holdfast.evaluation.statistics import forgetting_noise_floor
 from holdfast.report import heat, pictures
 from holdfast.report.chart import Chart, number
 from holdfast.report.config_tree import tree
 from holdfast.report.examples import LostExample, surely_forgotten
+from holdfast.report.export import ARROWS, METRIC_NAMES, better, in_unit
 from holdfast.report.figures import figure, html_table
 from holdfast.report.pictures.work import peak_memory, seconds_by_kind, throughput
 from holdfast.report.run_files import Run
+from holdfast.report.shell import page as page
 from holdfast.report.verdicts import UNITS, Verdict, sentence, verdicts
 from holdfast.tracking.console import count, duration
 
 MEANINGS = {
-    "average": "mean score over all tasks after the last stage",
-    "backward_transfer": "mean change of each task from the end of its own stage to the end of the run; "
-    "below 0 is forgetting",
-    "forward_transfer": "mean gain of a task before its own stage over the untrained model (row 0)",
-    "forgetting": "mean drop from a task's best earlier row to the end; it takes a maximum over noisy scores, "
-    "so it is a little above 0 even when nothing is forgotten",
-    "learning_accuracy": "mean score of each task at the end of its own stage: how well new things were learned",
+    "average": "mean over all tasks after the last stage (average)",
+    "backward_transfer": "mean over tasks of earlier stages of the change from the end of their own stage to the end "
+    "of the run (backward transfer; of a loss, minus it): a loss that rose and an accuracy that fell is forgetting",
+    "forward_transfer": "mean over tasks of later stages of the change from before training to the row before their "
+    "own stage (forward transfer; of a loss, minus it)",
+    "forgetting": "mean drop from a task's best earlier row to the end, or rise of a loss from its lowest; it takes a "
+    "maximum over noisy scores, so it is a little above 0 even when nothing is forgotten",
+    "learning_accuracy": "mean over tasks at the end of their own stage: how well new things were learned (learning "
+    "accuracy)",
 }
 MEASURES = ("accuracy", "bits_per_byte", "nll", "kl_forward", "kl_reverse")
-
-
-def page(title: str, body: str) -> str:
-    """A whole page around a body, with style and script inside."""
-    folder = resources.files("holdfast.report")
-    read = {name: folder.joinpath(f"page.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js")}
-    return string.Template(read["html"]).substitute(title=escape(title), css=read["css"], js=read["js"], body=body)
 
 
 def charts(run: Run) -> list[Chart]:
@@ -55,11 +51,13 @@ def render(run: Run) -> str:
     """The report as HTML."""
     found = verdicts(run)
     drawn = {chart.name: figure(chart) for chart in charts(run)}
-    before = [drawn.pop(name) for name in ("curriculum", "loss", "forgetting") if name in drawn]
+    before = [drawn.pop(name) for name in ("keep", "curriculum", "loss", "forgetting") if name in drawn]
     work = drawn.pop("work", "")
     parts = [
         _head(run, sentence(run, found)),
         _verdict_table(run, found),
+        _own_batches(run),
+        _budgets(run),
         *before,
         _matrices(run),
         _metrics(run),
@@ -90,8 +88,47 @@ def _head(run: Run, said: str) -> str:
     listed = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     return (
         f'<h1>{escape(run.name)} <span class="badge {run.state}" id="state">{run.state}</span></h1>'
-        f'<p class="muted">{escape(run.job)}</p>'
+        f'<p class="muted">{escape(run.job)}</p>{_problems(run)}'
         f'<p class="lead {run.state}" id="summary">{escape(said)}</p><dl class="facts">{listed}</dl>'
+    )
+
+
+def _budgets(run: Run) -> str:
+    """Whether each budget was kept, and what control rows certify."""
+    lines = kept_lines(run.results)
+    if not lines:
+        return ""
+    rows = [
+        [
+            run.timeline.stages[each["stage"]].name if each["stage"] < len(run.timeline.stages) else str(each["stage"]),
+            "nothing" if each["alpha"] is None else f"{each['alpha']:.0%}",
+            "applied" if each["applied"] else "reported",
+            ", ".join(f"{name} {number(own['rise'])}" for name, own in each["control"].items()),
+        ]
+        for each in run.results["keep"].get("certificates", ())
+    ]
+    head = ("stage", "certified", "", "rise on control rows")
+    caption = "of the way from the snapshot to the end of the stage: what control rows prove within budget, at 95 %"
+    table = html_table(head, rows, caption=caption) if rows else ""
+    told = "".join(f"<p>{escape(line)}</p>" for line in lines)
+    return f'<section id="budgets"><h2>Budgets</h2>{told}{table}</section>'
+
+
+def _problems(run: Run) -> str:
+    """What of the files could not be read, and how much of a long run is shown."""
+    told = "".join(f'<p class="warn problem">{escape(problem)}</p>' for problem in run.problems)
+    if run.every == 1:
+        return told
+    note = f"A long run: 1 of {run.every} train records is read, and times are told from those."
+    return f'{told}<p class="muted" id="thinned">{note}</p>'
+
+
+def _own_batches(run: Run) -> str:
+    if not run.results.get("overrides_batch"):
+        return ""
+    return (
+        '<p class="muted" id="own-batches">The trainer of this job overrides <code>batch()</code>: '
+        "the curriculum below is the data plan, not what its batches held.</p>"
     )
 
 
@@ -99,21 +136,24 @@ def _verdict_table(run: Run, found: Sequence[Verdict]) -> str:
     if not found:
         return ""
     rows = []
-    for each in found:
-        change = "–" if each.change is None else f"{'+' if each.change > 0 else ''}{number(each.change)}"
-        if each.interval is not None:
-            change += f" [{number(each.interval[0], 3)}, {number(each.interval[1], 3)}]"
+    levels = [name for name in ("chance", "majority") if any(name in run.facts.get(each.task, {}) for each in found)]
+    order = [run.matrix.tasks[column] for column in heat.column_order(run.matrix)] if run.matrix is not None else []
+    for each in sorted(found, key=lambda verdict: order.index(verdict.task)):
         facts = run.facts.get(each.task, {})
-        level = number(facts.get("chance")), number(facts.get("majority"))
+        level = [number(facts.get(name)) for name in levels]
         scores = [number(value) for value in (each.before, each.after, each.now)]
         word = each.word + (" (one answer for all)" if facts.get("one_class") else "")
-        rows.append([each.task, word, each.home, UNITS[each.measure], *scores, change, *level])
-    head = ["task", "verdict", "stage", "measure", "before", "after it", "now", "change since (+ is better)"]
-    head += ["chance", "majority"]
+        if each.word == "forgotten" and each.own == "known before":
+            word = "known before, forgotten"
+        unit = f"{UNITS[each.measure]} {ARROWS[better(each.measure)]}"
+        named = f"{escape(each.task)}<br><small>{escape(unit)}</small>"
+        rows.append([named, escape(word), *scores, escape(each.changed), *level])
+    head = ["task", "verdict", "before", "after it", "now", "change since [95 % interval]", *levels]
     return (
-        '<section id="verdicts"><h2>What became of each task</h2><p class="muted">Forgotten means that the paired '
-        "interval over examples, or where these are not kept the intervals of the two scores, leave no doubt.</p>"
-        f"{html_table(head, rows)}</section>"
+        '<section id="verdicts"><h2>What became of each task</h2><p class="muted">Forgotten means that the 95 % '
+        "interval of the change, paired over the same documents or questions, leaves no doubt. Learned means above "
+        "chance and majority, or for a loss a paired gain; known before, that it was good before its stage.</p>"
+        f"{html_table(head, rows, safe=True)}</section>"
     )
 
 
@@ -138,18 +178,17 @@ def _metrics(run: Run) -> str:
     values = {name: given.get(name) or matrix.metrics(name) for name in measures}
     rows = []
     for metric in METRICS:
-        cells = [_metric(f"{name}/{metric}", values[name].get(metric)) for name in measures]
-        rows.append([escape(metric.replace("_", " ")), *cells])
-    titles = [UNITS[name] + (" (negated)" if name in LOWER_IS_BETTER else "") for name in measures]
-    table = html_table(["metric", *titles], rows, safe=True)
-    meanings = "".join(f"<dt>{name.replace('_', ' ')}</dt><dd>{escape(MEANINGS[name])}</dd>" for name in METRICS)
+        cells = [_metric(name, metric, values[name].get(metric)) for name in measures]
+        rows.append([escape(METRIC_NAMES[metric]), *cells])
+    table = html_table(["mean over tasks", *(UNITS[name] for name in measures)], rows, safe=True)
+    meanings = "".join(f"<dt>{METRIC_NAMES[name]}</dt><dd>{escape(MEANINGS[name])}</dd>" for name in METRICS)
     left_out = ", ".join(task for task in matrix.tasks if task in matrix.not_learned)
-    notes = [f"Left out of the mean forgetting, never above chance: {left_out}."] if left_out else []
+    notes = [f"Left out of the mean forgetting, not above chance and majority: {left_out}."] if left_out else []
     notes += _noise(run)
     told = "".join(f'<p class="muted">{escape(note)}</p>' for note in notes)
     return (
-        '<section id="metrics"><h2>Metrics of the matrix</h2><p class="muted">Of higher-is-better scores: losses count '
-        f"negative, so for every measure a positive forgetting is a loss of skill.</p>{table}"
+        '<section id="metrics"><h2>Metrics of the matrix</h2><p class="muted">Each in the unit of its column; '
+        f"↑ higher is better, ↓ lower is better.</p>{table}"
         f'<dl class="words">{meanings}</dl>{told}</section>'
     )
 
@@ -171,9 +210,11 @@ def _averaged(run: Run) -> str:
     )
 
 
-def _metric(name: str, value: Cell) -> str:
-    exact = "" if value is None else repr(value)
-    return f'<span data-metric="{name}" data-value="{exact}">{number(value)}</span>'
+def _metric(measure: str, metric: str, value: Cell) -> str:
+    shown = in_unit(measure, metric, value)
+    exact = "" if shown is None else repr(shown)
+    facts = f'data-metric="{measure}/{metric}" data-value="{exact}"'
+    return f"<span {facts}>{number(shown)}</span>{'' if shown is None else ' ' + ARROWS[better(measure, metric)]}"
 
 
 def _noise(run: Run) -> list[str]:

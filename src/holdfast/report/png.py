@@ -1,4 +1,4 @@
-"""The same pictures as PNG files, through Matplotlib."""
+"""The same pictures as Matplotlib figures and as PNG files."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -8,6 +8,7 @@ from holdfast.report.chart import Chart, Line, Panel, number
 from holdfast.report.heat import Heat, color
 from holdfast.report.svg import PALETTE, y_limits
 from holdfast.tracking.console import count
+from holdfast.types import Json
 
 DPI = 160
 
@@ -15,9 +16,9 @@ DPI = 160
 def draw_all(charts: Sequence[Chart], heats: Sequence[Heat]) -> Iterator[tuple[str, bytes]]:
     """Names and PNG data of all pictures."""
     for chart in charts:
-        yield chart.name, draw_chart(chart)
+        yield chart.name, png(chart_figure(chart))
     for heat in heats:
-        yield heat.name, draw_heat(heat)
+        yield heat.name, png(heat_figure(heat))
 
 
 def _new(width: float, height: float) -> Any:
@@ -30,14 +31,15 @@ def _new(width: float, height: float) -> Any:
     return figure
 
 
-def _png(figure: Any) -> bytes:
+def png(figure: Any) -> bytes:
+    """A figure as PNG data."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI)
     return buffer.getvalue()
 
 
-def draw_chart(chart: Chart) -> bytes:
-    """One chart as PNG data."""
+def chart_figure(chart: Chart) -> Any:
+    """One chart as a Matplotlib figure."""
     heights = [panel.height for panel in chart.panels]
     figure = _new(8.8, sum(heights) / 88 + 0.5 * len(heights) + 0.8)
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
@@ -64,7 +66,7 @@ def draw_chart(chart: Chart) -> bytes:
 
         marks = [Line2D([], [], color=value, linewidth=3) for value in handles.values()]
         figure.legend(marks, list(handles), loc="outside lower center", ncols=min(len(handles), 5), fontsize=8)
-    return _png(figure)
+    return figure
 
 
 def _color(line: Line) -> str:
@@ -92,7 +94,7 @@ def _panel(panel: Panel, axis: Any) -> None:
 
 def _line(line: Line, axis: Any) -> None:
     values = [float("nan") if value is None else value for value in line.y]
-    look: dict[str, dict[str, Any]] = {
+    look: dict[str, Json] = {
         "line": {},
         "both": {"marker": "o", "markersize": 3},
         "points": {"marker": "o", "linestyle": "none"},
@@ -108,8 +110,8 @@ def _line(line: Line, axis: Any) -> None:
         axis.fill_between(x, low, high, color=_color(line), alpha=0.18, linewidth=0)
 
 
-def draw_heat(heat: Heat) -> bytes:
-    """One heat map as PNG data."""
+def heat_figure(heat: Heat) -> Any:
+    """One heat map as a Matplotlib figure."""
     figure = _new(2.2 + 1.25 * len(heat.columns), 0.9 + 0.48 * len(heat.rows))
     axis = figure.subplots()
     for row, cells in enumerate(heat.cells):
@@ -118,9 +120,8 @@ def draw_heat(heat: Heat) -> bytes:
             edge, wide = ("#333333", 1.4) if cell.home else ("#dddddd", 0.6)
             axis.add_patch(_rectangle(column, row, fill, edge, wide))
             axis.text(column + 0.5, row + 0.42, number(cell.value), ha="center", va="center", fontsize=9)
-            if cell.value is not None and cell.interval is not None:
-                text = f"{number(cell.interval[0], 3)} … {number(cell.interval[1], 3)}"
-                axis.text(column + 0.5, row + 0.78, text, ha="center", va="center", fontsize=6, color="#555555")
+            if cell.value is not None and cell.ends:
+                axis.text(column + 0.5, row + 0.78, cell.ends, ha="center", va="center", fontsize=6, color="#555555")
     axis.set_xlim(0, len(heat.columns))
     axis.set_ylim(len(heat.rows), 0)
     axis.set_xticks([index + 0.5 for index in range(len(heat.columns))], heat.columns, fontsize=8)
@@ -129,7 +130,7 @@ def draw_heat(heat: Heat) -> bytes:
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
     axis.set_title(heat.title, fontsize=10, loc="left")
-    return _png(figure)
+    return figure
 
 
 def _rectangle(column: int, row: int, fill: str, edge: str, wide: float) -> Any:

@@ -1,16 +1,15 @@
 """Stages, fades, betas and reference snapshots of a run on the axis of tokens."""
 
-from collections.abc import Mapping, Sequence
+import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from holdfast import registry
 from holdfast.config import JOB_KEY, merge
 from holdfast.curriculum import Curriculum
-from holdfast.errors import UserError
-from holdfast.training.curricula import curriculum_for
-from holdfast.training.jobs import config_classes
-from holdfast.training.settings import Settings
+from holdfast.training.config import config_classes
+from holdfast.training.resolve import curriculum_for, read_options
+from holdfast.types import JsonView
 
 
 @dataclass(frozen=True)
@@ -47,20 +46,18 @@ class Timeline:
         return tuple(stage.start for stage in self.stages[1:])
 
 
-def read_curriculum(job: str, config: Mapping[str, Any]) -> Curriculum | None:
+def read_curriculum(job: str, config: JsonView) -> Curriculum | None:
     """The curriculum of a run's options; None when this installation does not know them."""
     if job not in registry.jobs:
         return None
     values = {key: value for key, value in config.items() if key != JOB_KEY}
-    trainer = registry.jobs.config(job)
     try:
-        cfg = merge(config_classes(job), values)
-        return None if trainer is None else curriculum_for(Settings.read(trainer, cfg))
-    except (UserError, TypeError, ValueError):
+        return curriculum_for(job, read_options(job, merge(config_classes(job), values)))
+    except Exception:  # whatever the reason: the options are not ours to mend, and the records tell the rest
         return None
 
 
-def from_curriculum(job: str, config: Mapping[str, Any]) -> Timeline | None:
+def from_curriculum(job: str, config: JsonView) -> Timeline | None:
     """The timeline that a run's options describe, if they can be read."""
     curriculum = read_curriculum(job, config)
     if curriculum is None:
@@ -87,25 +84,22 @@ def from_curriculum(job: str, config: Mapping[str, Any]) -> Timeline | None:
     )
 
 
-def from_records(records: Sequence[Mapping[str, Any]]) -> Timeline:
+def from_records(records: Sequence[JsonView]) -> Timeline:
     """The timeline as far as the records tell it: no fades, and stages only as they were entered."""
     entered = [record for record in records if record.get("kind") == "stage"]
     end = max((record.get("tokens", 0) for record in records), default=0)
     starts = [record["tokens"] for record in entered] + [end]
-    rows = [record for record in records if record.get("kind") == "train"]
+    datasets: list[dict[str, None]] = [{} for _ in entered]
+    for row in records:
+        index = bisect.bisect_left(starts, row["tokens"]) - 1  # a step belongs to the stage that it ends in
+        if row.get("kind") == "train" and 0 <= index < len(entered):
+            datasets[index] |= dict.fromkeys(row.get("rows", {}))
     stages = tuple(
         StageSpan(
             str(record.get("name", index)),
             record["tokens"],
             starts[index + 1],
-            tuple(
-                dict.fromkeys(
-                    name
-                    for row in rows
-                    if record["tokens"] < row["tokens"] <= starts[index + 1]
-                    for name in row.get("rows", {})
-                )
-            ),
+            tuple(datasets[index]),
             record.get("beta") or 0.0,
         )
         for index, record in enumerate(entered)

@@ -1,5 +1,8 @@
 """Write a report beside the run that it is of."""
 
+import importlib.util
+import re
+import sys
 from pathlib import Path
 
 from holdfast.execution.files import write_atomically
@@ -12,6 +15,8 @@ REPORT, FIGURES = "report.html", "figures"
 def write_report(run_dir: Path, *, pictures: bool | None = True) -> Path:
     """Write `report.html`, and with `pictures` an SVG and a PNG file of each picture; returns the page's path.
 
+    PNG files need the extra `figures`; without it the SVG files are all, and a line says so.
+
     Args:
         pictures: None writes them where a tracker shows them: at the end of a run that has one.
     """
@@ -22,14 +27,29 @@ def write_report(run_dir: Path, *, pictures: bool | None = True) -> Path:
         folder = run_dir / FIGURES
         charts, heats = page.charts(run), page.heats(run)
         for chart in charts:
-            write_atomically(folder / f"{chart.name}.svg", svg.draw(chart, alone=True))
+            write_atomically(folder / _file(chart.name, "svg"), svg.draw(chart, alone=True))
         for table in heats:
-            write_atomically(folder / f"{table.name}.svg", heat.svg(table))
+            write_atomically(folder / _file(table.name, "svg"), heat.svg(table))
+        if importlib.util.find_spec("matplotlib") is None:
+            print(
+                f"{folder}: SVG files alone; PNG files need matplotlib: pip install 'holdfast[figures]'",
+                file=sys.stderr,
+            )
+            return path
         from holdfast.report import png
 
         for name, data in png.draw_all(charts, heats):
-            write_atomically(folder / f"{name}.png", data)
+            write_atomically(folder / _file(name, "png"), data)
     return path
+
+
+def _file(name: str, ending: str) -> str:
+    """A picture's file; its name may be made of names in a run's files, which could lead elsewhere.
+
+    >>> _file("matrix_a/b", "svg")
+    'matrix_a_b.svg'
+    """
+    return f"{re.sub(r'[^A-Za-z0-9._+=-]', '_', name)[:100]}.{ending}"
 
 
 def _wanted(run: Run) -> bool:

@@ -1,24 +1,39 @@
 """Which trackers a run has beside the console and `metrics.jsonl`."""
 
-import importlib.util
 from dataclasses import dataclass
 from typing import List
 
 from holdfast import registry
 from holdfast.config import field
-from holdfast.errors import UserError
+from holdfast.errors import require_package
 
 DEFAULT_SINKS = ("jsonl", "console")
-_EXTRAS = {"wandb": "wandb", "tensorboard": "tensorboardX"}  # tracker (and extra) -> module
+_EXTRAS = {
+    "wandb": "wandb",
+    "tensorboard": "tensorboardX",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+}  # tracker (and extra) -> module
+SWITCHED = ("wandb", "tensorboard")  # trackers with an option of their own
 
 
 @dataclass(frozen=True)
 class TrackingConfig:
     """Options of tracking; `logging/wandb` stands in the trainers' configs."""
 
-    tensorboard: bool = field("logging/tensorboard", default=False, help="write tensorboard files; needs the extra")
+    tensorboard: bool = field(
+        "logging/tensorboard",
+        resume="free",
+        tells="nothing",
+        default=False,
+        help="write tensorboard files; needs the extra",
+    )
     trackers: List[str] = field(
-        "logging/trackers", default_factory=list, help="further registered trackers that get every event"
+        "logging/trackers",
+        resume="free",
+        tells="nothing",
+        default_factory=list,
+        help="further registered trackers that get every event",
     )
 
     def __post_init__(self) -> None:
@@ -41,8 +56,6 @@ class TrackingConfig:
 def require_extra(name: str) -> None:
     """Raise a UserError when a built-in tracker needs a package that is not installed; imports nothing."""
     module = _EXTRAS.get(name)
-    if module is not None and importlib.util.find_spec(module) is None:
-        raise UserError(
-            f"logging/{name}: the package {module} is not installed; "
-            f"run: pip install 'holdfast[{name}]', or set logging/{name} to false"
-        )
+    if module is not None:
+        switch = f"set logging/{name} to false" if name in SWITCHED else f"take {name} out of logging/trackers"
+        require_package(module, name, f"logging: the tracker {name}", f"or {switch}")

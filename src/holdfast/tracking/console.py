@@ -1,9 +1,12 @@
-"""What the user sees: a live progress bar on a terminal, a line every few seconds elsewhere."""
+"""What the user sees: a live progress bar on a terminal, a few lines elsewhere.
+
+Without a terminal a run is told in a line for each row of its score matrix and a few between them: one where a quarter
+of the run, or two minutes, went by without any.
+"""
 
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
@@ -12,9 +15,13 @@ from rich.text import Text
 from holdfast.registry import trackers
 from holdfast.tracking.events import Event, scalars
 from holdfast.tracking.tracker import RunInfo, Sink
+from holdfast.types import JsonView
 
-LINE_SECONDS = 5.0
+LINE_SHARE = 1 / 4  # of the run, at most, between two plain lines
+LINE_SECONDS = 120.0  # at most, between two plain lines
+PREPARING_SECONDS = 30.0  # between two plain lines while data is prepared
 RATE_SECONDS = 30.0
+MAIN_MEASURES = ("accuracy", "bits_per_byte", "nll")  # the first that a task has tells how it stands
 
 
 class Rate:
@@ -62,7 +69,7 @@ def count(number: float) -> str:
     raise AssertionError("unreachable")
 
 
-def describe(values: Mapping[str, Any]) -> str:
+def describe(values: JsonView) -> str:
     """The numbers of an event in one line.
 
     >>> describe({"loss": 2.34567, "by_source": {"a": 1.5}})
@@ -71,7 +78,50 @@ def describe(values: Mapping[str, Any]) -> str:
     return " · ".join(f"{name} {value:.4g}" for name, value in scalars(values))
 
 
-@trackers.register("console", help="progress bar on a terminal, plain lines elsewhere")
+def told_scores(scores: Mapping[str, Mapping[str, float | None]]) -> str:
+    """The main measure of every task in one line, tasks of one measure together.
+
+    >>> told_scores({"sst2": {"accuracy": 0.75, "nll": 1.0}, "web": {"accuracy": None, "bits_per_byte": 1.25}})
+    'accuracy sst2 0.75 · bits per byte web 1.25'
+    """
+    by_measure: dict[str, list[str]] = {}
+    for task, measures in scores.items():
+        known = {name: value for name, value in measures.items() if value is not None}
+        measure = next((name for name in (*MAIN_MEASURES, *known) if name in known), None)
+        if measure is not None:
+            by_measure.setdefault(measure, []).append(f"{task} {known[measure]:.3g}")
+    return " · ".join(f"{measure.replace('_', ' ')} {', '.join(told)}" for measure, told in by_measure.items())
+
+
+def figures(info: RunInfo, event: Event, validation: float | None, rate: Rate) -> str:
+    """How training stands in one line: losses, speed, time left."""
+    parts = []
+    loss = event.values.get("loss")
+    if loss is not None:
+        parts.append(f"loss {float(loss):.4f}")
+    if validation is not None:
+        parts.append(f"validation {validation:.4f}")
+    speed = rate.per_second()
+    if speed:
+        parts.append(f"{count(speed)} tokens/s")
+        left = (info.total_steps - event.step) * info.tokens_per_step
+        parts.append(f"ETA {duration(max(left, 0) / speed)}")
+    return " · ".join(parts)
+
+
+def row_name(info: RunInfo, row: int) -> str:
+    """Which row of the score matrix an evaluation is."""
+    return f"after {info.stages[row - 1][1]}" if 0 < row <= len(info.stages) else "before training"
+
+
+@trackers.register("console", help="progress: a bar on a terminal, a display in a notebook, plain lines elsewhere")
+def console_sink(info: RunInfo) -> Sink:
+    """The sink for whoever watches: on a terminal, in a notebook, or in a log."""
+    from holdfast.tracking.notebook import NotebookSink, in_notebook
+
+    return NotebookSink(info) if in_notebook() else ConsoleSink(info)
+
+
 class ConsoleSink(Sink):
     """Shows progress and results on standard error.
 
@@ -87,7 +137,9 @@ class ConsoleSink(Sink):
         self._console = console or Console(stderr=True)
         self._clock = clock
         self._rate = Rate()
-        self._last_line = -LINE_SECONDS
+        self._last_line: tuple[float, int] | None = None  # time and step of the last plain line
+        self._last_preparing = -PREPARING_SECONDS
+        self._validation: float | None = None
         self._live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._bar: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
@@ -102,13 +154,8 @@ class ConsoleSink(Sink):
             self._print(str(event.values.get("text", "")))
         elif event.kind == "evaluation":
             self._show_evaluation(event)
-        elif event.kind == "stage":
-            name = event.values.get("name", self._info.stage_name(event.step + 1))
-            self._print(f"stage {name} begins at step {event.step}")
         elif event.kind == "validation":
-            self._print(f"validation at step {event.step}: {describe(event.values)}")
-        elif event.kind == "checkpoint" and not self._live:
-            self._print(f"checkpoint at step {event.step}")
+            self._validation = event.values.get("loss")  # told by the next line of progress
 
     def close(self) -> None:
         """Leave the last state of the bar on the screen and give the terminal back."""
@@ -121,29 +168,28 @@ class ConsoleSink(Sink):
         self._rate.add(now, event.tokens)
         total = self._info.total_steps
         if not self._live:
-            if now - self._last_line >= LINE_SECONDS or event.step == total:
-                self._last_line = now
+            if self._is_due(now, event.step):
+                self._last_line = now, event.step
                 self._print(f"{self._stage(event)}step {event.step}/{total} · {self._figures(event)}")
             return
         self._update("train", event.step, total, self._stage(event), self._figures(event), refresh=event.step == total)
+
+    def _is_due(self, now: float, step: int) -> bool:
+        """Whether a plain line is due: the first, the last, and one where much was done or much time went by."""
+        total = self._info.total_steps
+        if self._last_line is None or step in (self._info.start_step + 1, total):
+            return True
+        last_time, last_step = self._last_line
+        return now - last_time >= LINE_SECONDS or step - last_step >= max(LINE_SHARE * total, 1)
 
     def _stage(self, event: Event) -> str:
         name = event.values.get("stage_name") or self._info.stage_name(event.step)
         return f"{name} · " if name else ""
 
     def _figures(self, event: Event) -> str:
-        parts = []
-        loss = event.values.get("loss")
-        if loss is not None:
-            parts.append(f"loss {float(loss):.4f}")
-        speed = self._rate.per_second()
-        if speed:
-            parts.append(f"{count(speed)} tokens/s")
-            left = (self._info.total_steps - event.step) * self._info.tokens_per_step
-            parts.append(f"ETA {duration(max(left, 0) / speed)}")
-        return " · ".join(parts)
+        return figures(self._info, event, self._validation, self._rate)
 
-    def _show_preparing(self, values: Mapping[str, Any]) -> None:
+    def _show_preparing(self, values: JsonView) -> None:
         name, done, total = str(values.get("name", "data")), values.get("done", 0), values.get("total")
         finished = total is not None and done >= total
         text = f"{count(done)}{f'/{count(total)}' if total else ''} {values.get('unit', '')}".rstrip()
@@ -151,19 +197,21 @@ class ConsoleSink(Sink):
             self._update(f"prepare {name}", done, total, f"preparing {name} · ", text, refresh=finished)
             return
         now = self._clock()
-        if finished or now - self._last_line >= LINE_SECONDS:
-            self._last_line = now
+        if finished or now - self._last_preparing >= PREPARING_SECONDS:
+            self._last_preparing = now
             self._print(f"preparing {name}: {text}")
 
     def _show_evaluation(self, event: Event) -> None:
+        """One line for a row of the score matrix; the smaller looks between them are for the curves alone."""
+        row = event.values.get("row", 0)
         scores = event.values.get("scores")
+        if row is None:
+            return
         if not isinstance(scores, Mapping):
             self._print(f"evaluation at step {event.step}: {describe(event.values)}")
             return
-        self._print(f"evaluation at step {event.step}")
-        width = max((len(str(task)) for task in scores), default=0)
-        for task, measures in scores.items():
-            self._print(f"  {task:<{width}}  {describe(measures)}")
+        self._last_line = self._clock(), event.step
+        self._print(f"{row_name(self._info, row)} (step {event.step}): {told_scores(scores)}")
 
     def _update(
         self, key: str, done: float, total: float | None, head: str, tail: str, *, refresh: bool = False

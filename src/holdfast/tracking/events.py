@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-RECORDED = ("train", "validation", "evaluation", "stage", "checkpoint")
+from holdfast.types import Json, JsonView
+
+RECORDED = ("train", "validation", "evaluation", "stage", "checkpoint", "certificate")
 CONSOLE_ONLY = ("progress", "message", "prepare")
 
 
@@ -23,7 +24,7 @@ class Event:
     kind: str
     step: int = 0
     tokens: int = 0
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: JsonView = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.kind in RECORDED + CONSOLE_ONLY, f"unknown kind of event: {self.kind}"
@@ -33,7 +34,7 @@ class Event:
         """Whether the event belongs in `metrics.jsonl`."""
         return self.kind in RECORDED
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Json:
         """The event as one mapping, with kind, step and tokens first."""
         return {"kind": self.kind, "step": self.step, "tokens": self.tokens, **self.values}
 
@@ -43,7 +44,7 @@ def message(text: str, step: int = 0, tokens: int = 0) -> Event:
     return Event("message", step, tokens, {"text": text})
 
 
-def scalars(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def scalars(values: JsonView, prefix: str = "") -> Iterator[tuple[str, float]]:
     """The numbers in nested mappings, each with its slash path; texts, lists and nulls are left out.
 
     >>> list(scalars({"loss": 2, "rows": {"a": 3, "b": None}, "name": "x"}))

@@ -2,11 +2,12 @@
 
 import contextlib
 import errno
+import hashlib
 import io
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from holdfast.execution.storage import Patience
 from holdfast.registry import trackers
 from holdfast.tracking.events import Event
 from holdfast.tracking.tracker import RunInfo, Sink
+from holdfast.types import Json, JsonView
 
 FILE_NAME = "metrics.jsonl"
 
 
-def encode(record: Mapping[str, Any]) -> str:
+def encode(record: JsonView) -> str:
     """One line of JSON: numbers in full precision, non-finite ones as null.
 
     >>> encode({"kind": "train", "loss": float("nan"), "rows": {"a": 2}})
@@ -77,10 +79,59 @@ def _whole_lines(file: Any, end: int) -> int:
     return 0
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file; a torn last line, of a run that is alive or was killed, is left out."""
+def parsed(line: bytes) -> Json | None:
+    """The record of a line; None where the line is no record: damaged, or not of ours.
+
+    >>> parsed(b'{"kind": "train", "step": 3}'), parsed(b'{"kind": "tra'), parsed(b"[1]")
+    ({'kind': 'train', 'step': 3}, None, None)
+    """
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    return record if type(record.get("step")) is int else None
+
+
+def read_lines(path: Path) -> tuple[list[Json], list[int]]:
+    """The records of a metrics file, and the numbers of its lines, from 1, that are damaged and left out.
+
+    A torn last line, of a run that is alive or was killed, is no damage.
+    """
     data = path.read_bytes()
-    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+    lines = data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
+    found = [parsed(line) for line in lines]
+    records = [record for record in found if record is not None]
+    return records, [number for number, record in enumerate(found, start=1) if record is None]
+
+
+def read(path: Path) -> list[Json]:
+    """The records of a metrics file; damaged lines are left out, and so is a torn last one."""
+    return read_lines(path)[0]
+
+
+def _digest_of(path: Path) -> "hashlib._Hash":
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256")
+
+
+def digests(path: Path, lengths: Iterable[int]) -> dict[int, str | None]:
+    """The digests of the first bytes of a metrics file, by their number; None where it does not have so many.
+
+    A file that is missing has none.
+    """
+    wanted, found, digest, at = sorted(set(lengths)), {}, hashlib.sha256(), 0
+    try:
+        with path.open("rb") as file:
+            for length in wanted:
+                while at < length and (block := file.read(min(length - at, 1 << 20))):
+                    digest.update(block)
+                    at += len(block)
+                found[length] = digest.hexdigest() if at == length else None
+    except (FileNotFoundError, IsADirectoryError):
+        return {length: None if length else digest.hexdigest() for length in wanted}
+    return found
 
 
 @trackers.register("jsonl", help="metrics.jsonl in the run directory")
@@ -95,6 +146,7 @@ class JsonlSink(Sink):
         self._patience = info.patience
         self._file = self._patience.on(str(self.path), self._create)
         self._length = self._file.seek(0, os.SEEK_END)
+        self._digest = _digest_of(self.path)
 
     def log(self, event: Event) -> None:
         """Append one recorded event."""
@@ -108,6 +160,10 @@ class JsonlSink(Sink):
             # Not tried again: what a failed fsync left out is not written by the next one.
             Patience(0).on(str(self.path), lambda: os.fsync(self._file.fileno()))
         return self._length
+
+    def digest(self) -> str:
+        """The digest of all bytes written so far, as `digests` has it: what a checkpoint's manifest keeps."""
+        return self._digest.hexdigest()
 
     def close(self) -> None:
         """Close the file."""
@@ -131,6 +187,7 @@ class JsonlSink(Sink):
                 self._file.close()
             raise
         self._length += len(line)
+        self._digest.update(line)
 
     def _opened_again(self) -> io.FileIO:
         """The file as it was before the line that failed."""

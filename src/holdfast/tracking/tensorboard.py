@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from holdfast.registry import trackers
 from holdfast.tracking.config import require_extra
 from holdfast.tracking.events import Event, scalars
 from holdfast.tracking.tracker import RunInfo, Sink
+from holdfast.types import JsonView
 
 
 @trackers.register("tensorboard", help="tensorboard files; needs the extra holdfast[tensorboard]")
@@ -28,7 +28,7 @@ class TensorboardSink(Sink):
             for name, value in scalars(event.values):
                 self._writer.add_scalar(f"{event.kind}/{name}", value, event.step)
 
-    def summarize(self, step: int, results: Mapping[str, Any], pictures: Mapping[str, Path]) -> None:
+    def summarize(self, step: int, results: JsonView, pictures: Mapping[str, Path]) -> None:
         """Write metrics as scalars, score matrices as tables in text, and pictures as images."""
         import numpy as np
         from PIL import Image

@@ -6,6 +6,7 @@ ends the run.
 
 import abc
 import bisect
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,11 @@ from types import TracebackType
 from typing import Any
 
 from holdfast import registry
+from holdfast.conversion import without_places
 from holdfast.errors import RunError, UserError
 from holdfast.execution.storage import Patience
 from holdfast.tracking.events import Event, message
+from holdfast.types import JsonView
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class RunInfo:
     tokens_per_step: int = 1
     stages: tuple[tuple[int, str], ...] = ()
     start_step: int = 0
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: JsonView = field(default_factory=dict)
     patience: Patience = field(default_factory=lambda: Patience(0))
 
     def stage_name(self, steps_completed: int) -> str:
@@ -65,7 +68,7 @@ class Sink(abc.ABC):
     def log(self, event: Event) -> None:
         """Write one event down."""
 
-    def summarize(self, step: int, results: Mapping[str, Any], pictures: Mapping[str, Path]) -> None:  # noqa: B027
+    def summarize(self, step: int, results: JsonView, pictures: Mapping[str, Path]) -> None:  # noqa: B027
         """Take the results of a whole run, as `results.json` has them, and its pictures as PNG files by name."""
 
     def flush(self) -> None:  # noqa: B027 - optional
@@ -85,6 +88,7 @@ class Tracker:
     def open(cls, names: Sequence[str], info: RunInfo) -> "Tracker":
         """Open registered sinks by name; a missing extra is a UserError, any other failure only a warning."""
         tracker = cls({})
+        info = dataclasses.replace(info, config=without_places(info.config))  # trackers share what they are told
         try:
             for name in dict.fromkeys(names):
                 make = registry.trackers.get(name, path="logging/trackers")
@@ -94,7 +98,7 @@ class Tracker:
             raise
         return tracker
 
-    def log(self, kind: str, step: int = 0, tokens: int = 0, values: Mapping[str, Any] | None = None) -> None:
+    def log(self, kind: str, step: int = 0, tokens: int = 0, values: JsonView | None = None) -> None:
         """Hand one event to every sink."""
         self.emit(Event(kind, step, tokens, values or {}))
 

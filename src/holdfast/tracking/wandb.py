@@ -3,12 +3,12 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from holdfast.registry import trackers
 from holdfast.tracking.config import require_extra
 from holdfast.tracking.events import Event, scalars
 from holdfast.tracking.tracker import RunInfo, Sink
+from holdfast.types import JsonView
 
 
 @trackers.register("wandb", help="Weights & Biases; needs the extra holdfast[wandb]")
@@ -29,7 +29,10 @@ class WandbSink(Sink):
             dir=str(info.directory),
             resume="allow",
             config=dict(info.config),
-            settings=wandb.Settings(console="off", silent=True),
+            # Without the facts that wandb collects by itself: paths, user, host, program and repository.
+            settings=wandb.Settings(
+                console="off", silent=True, x_disable_meta=True, disable_git=True, save_code=False, host="-"
+            ),
         )
         # A resumed run may log a step again; an own step axis accepts what wandb's counter would drop.
         self._run.define_metric("step")
@@ -41,7 +44,7 @@ class WandbSink(Sink):
             numbers = {f"{event.kind}/{name}": value for name, value in scalars(event.values)}
             self._run.log({"step": event.step, "tokens": event.tokens, **numbers})
 
-    def summarize(self, step: int, results: Mapping[str, Any], pictures: Mapping[str, Path]) -> None:
+    def summarize(self, step: int, results: JsonView, pictures: Mapping[str, Path]) -> None:
         """Log score matrices as tables and pictures as images; the metrics stand in the run's summary."""
         import wandb
 

@@ -10,14 +10,14 @@ _HOMES = {
     "KLDivergenceTrainer": "kl_divergence",
     "KLDivergenceTrainState": "state",
     "TrainState": "state",
-    "ABCDConfig": "configs",
-    "ABCDKLConfig": "configs",
-    "BaseTrainerConfig": "configs",
-    "KLConfig": "configs",
-    "KLDivergenceTrainerConfig": "configs",
-    "PenaltyConfig": "configs",
-    "RunConfig": "configs",
-    "StagesConfig": "configs",
+    "ABCDConfig": "config",
+    "ABCDKLConfig": "config",
+    "BaseTrainerConfig": "config",
+    "KLConfig": "config",
+    "KLDivergenceTrainerConfig": "config",
+    "PenaltyConfig": "config",
+    "RunConfig": "config",
+    "StagesConfig": "config",
 }
 
 __all__ = sorted(_HOMES)

@@ -5,7 +5,7 @@ from typing import Any, Generic, Optional, TypeVar
 from holdfast.curriculum import FadeConfig
 from holdfast.optim import Schedule
 from holdfast.training.base import BaseTrainer
-from holdfast.training.configs import ABCDConfig, ABCDKLConfig
+from holdfast.training.config import ABCDConfig, ABCDKLConfig
 from holdfast.training.kl_divergence import KLDivergenceTrainer
 
 C = TypeVar("C", bound=ABCDConfig)

@@ -1,12 +1,14 @@
 """The base trainer: what a subclass may declare, and what follows from the declarations.
 
-A subclass overrides what returns a value (`optimizer`, `schedule`, `evaluator`, `curriculum`, `penalties`,
-`batch`); the work is done by the functions of this package. The one mutable attribute is `state`.
+A subclass overrides what returns a value: `MODEL`, `optimizer`, `schedule`, `methods`, `penalties`, `curriculum`,
+`evaluator`, `batch`. `plan`, `run`, `eval` and `report` all ask the class. The work is done by the functions of this
+package, which take what they use. The one mutable attribute is `state`.
 """
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Generic, Optional, Tuple, TypeVar
+from typing import Any, Generic, Optional, Tuple, TypeVar, cast
 
 import jax
 import optax
@@ -14,22 +16,34 @@ import optax
 from holdfast import registry
 from holdfast.config import current
 from holdfast.curriculum import Curriculum
-from holdfast.data.batches import Batch, Batches, PenaltyView
+from holdfast.data.batches import Batch, Batches, validation_batches
 from holdfast.data.plan import DataPlan
-from holdfast.data.sampling import DatasetStyle
+from holdfast.data.rows import Rows
+from holdfast.data.sampled import SampledRows
+from holdfast.data.sampling import SELF, SourceKey
 from holdfast.evaluation.evaluator import Evaluator
-from holdfast.execution import ExecutionSpec, RestoreableJob
+from holdfast.evaluation.forward import Runner
+from holdfast.execution import ExecutionSpec, RestoreableJob, Topology, processes
 from holdfast.execution.checkpoints import CheckpointStore, find_checkpoint, list_checkpoints
-from holdfast.models.axes import check_divisible
-from holdfast.optim import Schedule, ScheduleContext, build_optimizer, build_schedule, scaled
-from holdfast.training import blueprint, build, compiling, loop, measure, resume, step
-from holdfast.training.agenda import Agenda, Intervals
-from holdfast.training.configs import BaseTrainerConfig
-from holdfast.training.curricula import curriculum_for
-from holdfast.training.data import RunData, load_data, validation_batches
-from holdfast.training.microbatch import check_batch, rows_at_once
-from holdfast.training.settings import Settings
-from holdfast.training.state import Objective, TrainState
+from holdfast.methods import Method
+from holdfast.methods.budget import check_control
+from holdfast.models.family import DECODER
+from holdfast.optim import Schedule
+from holdfast.training import initial, step
+from holdfast.training import run as running
+from holdfast.training import state as states
+from holdfast.training.certificate import ControlSets
+from holdfast.training.compile import MicroBatch, check_batch, choose_micro_batch, local_rows, slots_for
+from holdfast.training.config import BaseTrainerConfig, RunOptions
+from holdfast.training.data import RunData, load_data, penalty_view
+from holdfast.training.manifest import manifest_of
+from holdfast.training.resolve import ResolvedRun, resolve_options
+from holdfast.training.restore import Restorer, recorded_micro_batch, recorded_row_order
+from holdfast.training.results import build_evaluator
+from holdfast.training.state import TrainState
+from holdfast.training.triggers import Triggers, triggers_of
+from holdfast.training.weights import held_facts
+from holdfast.types import Json
 
 C = TypeVar("C", bound=BaseTrainerConfig)
 M = TypeVar("M")
@@ -40,9 +54,10 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
 
     CONFIG: type[Any] = BaseTrainerConfig
     STATE: type[TrainState] = TrainState
+    MODEL: str = DECODER  # the family of models, where `architecture/family` names none
 
     def __init__(self, spec: ExecutionSpec) -> None:
-        """Build a basic trainer from the current `configuration`.
+        """Build a basic trainer from the current `configuration`, or from the resolved run that the spec carries.
 
         Args:
             spec: execution specification.
@@ -52,39 +67,44 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
         """
         super().__init__(spec)
         assert spec.topology is not None, "a trainer needs devices: ExecutionSpec.local(...) has a topology"
-        self.topology = spec.topology
-        self.settings: Settings[C] = Settings.read(self.CONFIG, current())
-        self.config: C = self.settings.trainer
-        drawn = blueprint.draw(self.settings, self.curriculum(self.settings))
-        self.stages, self.tokenizer, self.model_spec = drawn.curriculum, drawn.tokenizer, drawn.model
-        self.trainable = drawn.trainable
+        self.topology: Topology = spec.topology
+        self.resolved: ResolvedRun = spec.resolved or self._resolve()
         check_batch(self.config.batch_size, self.config.per_device_batch_size, self.topology.num_row_shards)
-        check_divisible(self.model_spec, self.topology.sizes)
-        self.state: TrainState = self._initial_state()
-        self.compiled_ahead: compiling.Ahead | None = None  # what the search for a micro-batch has compiled
-        self.search_seconds = 0.0  # that it took
+        self.resolved.model.check_mesh(self.topology.sizes)
+        make = initial.described_state if self.topology.described else initial.initial_state
+        self.state: TrainState = make(self.resolved, self.topology.mesh)
 
-    def _initial_state(self) -> TrainState:
-        kind, objective, mesh = self.STATE, self.objective_at(0), self.topology.mesh
-        if self.topology.described:
-            return build.described_state(kind, objective, mesh)
-        seed, source = self.settings.run.seed_of("init"), self.settings.architecture.source
-        return build.initial_state(kind, objective, seed, mesh, source)
+    def _resolve(self) -> ResolvedRun:
+        """The run that the current configuration describes."""
+        options: RunOptions = RunOptions.read(self.CONFIG, current())
+        job = next((name for name in registry.jobs if registry.jobs.get(name) is type(self)), "gpt/train/pretrain")
+        options.trainer.curriculum(options)  # what is wrong with the options is said before a subclass is asked
+        return resolve_options(job, options, self.curriculum(options), type(self))
 
     # What a subclass may declare
 
     @classmethod
-    def curriculum(cls, settings: Settings[C]) -> Curriculum:
-        """The stages of a run with these options."""
-        return curriculum_for(settings)
+    def curriculum(cls, options: RunOptions) -> Curriculum:
+        """The stages of a run with these options: those of the config class."""
+        return options.trainer.curriculum(options)
 
-    def penalties(self) -> Tuple[str, ...]:
-        """Names of the penalties that a stage with a beta above 0 adds to the loss."""
+    @classmethod
+    def methods(cls, options: RunOptions) -> Mapping[str, Method]:
+        """Ways to keep the old beside replay and the anchor, by name: those that `training/methods` lists."""
+        return {
+            name: registry.methods.get(name)(options.plugin(registry.methods, name)) for name in options.run.methods
+        }
+
+    @classmethod
+    def penalties(cls, options: RunOptions) -> Tuple[str, ...]:  # noqa: ARG003  # for subclasses
+        """Name of the registered penalty that a stage with a beta above 0 adds to the loss, if any."""
         return ()
 
     def evaluator(self) -> Optional[Evaluator[M]]:
         """Define what evaluator to use."""
-        return measure.build_evaluator(self) if self.config.evaluate else None
+        if not self.config.evaluate:
+            return None
+        return build_evaluator(self.resolved, self.topology, self.data.held_out())
 
     @classmethod
     def optimizer(cls) -> str | optax.GradientTransformation:
@@ -96,19 +116,23 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
         """Return a learning rate schedule, a schedule name from the library, or nothing to use a constant lr."""
         return "wsd"
 
-    def batch(self, slice: str = "train") -> Batch:  # the spec's name
-        """The batch of the current step, (S, B, T) each; calling it twice gives the same rows.
+    def batch(self, slice: str = "train", step: int | None = None) -> Batch:  # the spec's name
+        """This process's rows of a step, (S, B, T) each; calling it twice gives the same rows.
+
+        The loop trains on what this returns, and asks ahead in a background thread.
 
         Args:
-            slice: `train`, or `val` for the first validation rows of the current stage's first dataset.
+            slice: `train`, or `val` for the first validation rows of the stage's first dataset.
+            step: the number of steps that are complete; None is that of the state.
         """
-        at = min(int(self.state.step), self.stages.total_steps - 1)
+        curriculum = self.resolved.curriculum
+        at = min(int(self.state.step) if step is None else step, curriculum.total_steps - 1)
         if slice == "train":
             return self.batches[at]
         assert slice == "val", f"slice: got {slice!r}, expected train or val"
-        first = self.stages.stages[self.stages.stage_at(at)].mixture[0]
+        first = curriculum.stages[curriculum.stage_at(at)].mixture[0]
         rows = self.data.held_out()[first.name]
-        return next(validation_batches(rows, self.config.validation_steps, self.batch_shape, self.packed))
+        return next(validation_batches(rows, self.config.validation_steps, self.batch_shape, self.resolved.packed))
 
     # The steps
 
@@ -119,7 +143,7 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
         Returns:
             (variables, var_sharding)
         """
-        return build.sharded_init(model, key, *args, mesh=mesh, **kwargs)
+        return initial.sharded_init(model, key, *args, mesh=mesh, **kwargs)
 
     @classmethod
     def train_step(
@@ -149,132 +173,127 @@ class BaseTrainer(RestoreableJob[C], Generic[C, M]):
 
     # What follows from the declarations
 
-    @functools.cached_property
-    def agenda(self) -> Agenda:
-        """When things happen."""
-        config, evaluation = self.config, self.settings.evaluation
-        intervals = Intervals(
-            report=config.report_interval,
-            validation=config.validation_interval if config.validate else None,
-            checkpoint=config.checkpoint_interval,
-            validates_first_stage=config.validates_first_stage,
-            evaluate=config.evaluate,
-            probe=evaluation.probe_interval,
-            probe_window=evaluation.probe_window,
-        )
-        return Agenda(self.stages, intervals)
-
-    @functools.cached_property
-    def learning_rate(self) -> Schedule:
-        """The learning rate as a function of the step."""
-        return schedule_for(type(self), self.settings, self.stages)
-
-    def objective_at(self, stage: int) -> Objective:
-        """What the steps of a stage minimise; stages of one kind share one objective, and so one compiled step."""
-        return self._objectives[self.stages.stages[stage].beta > 0]
-
-    @functools.cached_property
-    def _objectives(self) -> dict[bool, Objective]:
-        choice, names = self.optimizer(), self.penalties()
-        plugin = self.settings.plugin(registry.optimizers, self.settings.optim.optimizer or choice)
-        plain = Objective(
-            model=self.model_spec,
-            optimizer=build_optimizer(choice, self.settings.optim, plugin),
-            schedule=self.learning_rate,
-            z_loss=self.settings.run.z_loss,
-            trainable=self.trainable,
-            ema=self.settings.run.ema,
-        )
-        return {False: plain, True: plain.penalised(names, self.settings.penalty.target)}
-
     @property
-    def penalty_view(self) -> PenaltyView | None:
-        """What of a batch the penalty sees; None where no stage has one."""
-        options, replay = self.settings.penalty, self.settings.stages.replay
-        if not self.stages.needs_reference(0):
-            return None
-        return PenaltyView(options.tokens, options.on, replay.objective if replay else "both")
+    def config(self) -> C:
+        """The trainer's own options."""
+        return cast(C, self.resolved.config)
+
+    @functools.cached_property
+    def triggers(self) -> Triggers:
+        """When things happen."""
+        return triggers_of(self.resolved)
 
     @functools.cached_property
     def data(self) -> RunData:
         """Rows of every source; what is missing is prepared now."""
+        run = self.resolved
         return load_data(
-            self.stages,
-            self.settings.data,
-            self.tokenizer,
-            evaluations=self.config.evaluations,
+            run.curriculum,
+            run.options.data,
+            run.tokenizer,
+            evaluations=run.config.evaluations,
+            measured=run.held_out,
             progress=jax.process_index() == 0,
+            begun=self.checkpoint_dir.is_dir() and any(self.checkpoint_dir.iterdir()),
         )
 
     @functools.cached_property
     def plan(self) -> DataPlan:
         """Which rows each step draws."""
-        run = self.settings.run
-        return self.data.plan(self.stages, run.seed_of("data"), run.mixture_unit)
+        options = self.resolved.options.run
+        plan = self.data.plan(self.resolved.curriculum, options.seed_of("data"), options.mixture_unit)
+        check_control(plan)
+        return plan
 
     @functools.cached_property
-    def batch_shape(self) -> tuple[int, int]:
-        """(S, B): micro-batches of a step and rows of one."""
-        asked, shards = self.config.per_device_batch_size, self.topology.num_row_shards
-        found = rows_at_once(self.config.batch_size, asked, shards) if asked > 0 else compiling.find_micro_batch(self)
-        rows = found * shards
-        return self.config.batch_size // rows, rows
+    def sampled(self) -> SampledRows:
+        """The rows that the model samples from itself, as far as they are there."""
+        return SampledRows(self.plan.sampled_sets, self.spec.run_dir, self.resolved.curriculum.block_size)
+
+    @functools.cached_property
+    def micro_batch(self) -> MicroBatch:
+        """How the rows of a step are cut; what an earlier process of this run found is taken again."""
+        recorded = recorded_micro_batch(self.resolved, self.topology, self.checkpoint_dir, self.spec.parent)
+        return choose_micro_batch(
+            self.resolved, self.topology, self.state, self.train_step, processes.agreed(recorded), self.row_order
+        )
+
+    @functools.cached_property
+    def row_order(self) -> int:
+        """How the rows of a step are ordered (`manifest.ROW_ORDER`): as when the run was begun."""
+        return int(processes.agreed(recorded_row_order(self.checkpoint_dir, self.spec.parent)))
 
     @property
-    def packed(self) -> bool:
-        """Whether any source is packed, so that batches carry segments."""
-        return any(source.style is DatasetStyle.PACKED for source in self.stages.sources)
+    def batch_shape(self) -> tuple[int, int]:
+        """(S, B): micro-batches of a step and rows of one."""
+        return self.micro_batch.shape
 
     @functools.cached_property
     def batches(self) -> Batches:
-        """The batches of the run, by step."""
-        local = compiling.local_rows(self.topology.mesh, self.batch_shape)
-        return Batches(self.plan, self.data.train, self.batch_shape[0], self.penalty_view, local)
+        """The batches of the data plan, by step."""
+        local, shards = local_rows(self.topology.mesh, self.batch_shape), self.topology.num_row_shards
+        return Batches(
+            self.plan,
+            {**self.data.train, SELF: self.sampled} if self.plan.sampled_sets else self.data.train,
+            self.batch_shape[0],
+            penalty_view(self.resolved),
+            local,
+            marks_old=states.marks_old(self.resolved),
+            slots=slots_for(self.resolved, self.plan, self.batch_shape, shards, self.row_order),
+            token_bytes=self.resolved.tokenizer.token_bytes() if self.resolved.curriculum.budgets else None,
+        )
 
-    @property
-    def job_name(self) -> str:
-        """The name under which this trainer is registered."""
-        return next((name for name in registry.jobs if registry.jobs.get(name) is type(self)), "gpt/train/pretrain")
+    def control_sets(self, runner: Runner) -> ControlSets | None:
+        """What measures the control rows of budgets; None where there are none."""
+        if not self.resolved.curriculum.budgets:
+            return None
+        rows: dict[SourceKey, Rows | SampledRows] = {**self.data.train, SELF: self.sampled}
+        sizes, batch_size = self.resolved.tokenizer.token_bytes(), self.resolved.options.evaluation.batch_size
+        return ControlSets(self.plan, rows, sizes, runner, batch_size)
 
     @property
     def done(self) -> bool:
         """Check if training is done."""
-        return int(self.state.step) >= self.stages.total_steps
+        return int(self.state.step) >= self.resolved.curriculum.total_steps
 
     # State on disk
 
+    @property
+    def restorer(self) -> Restorer:
+        """What puts a checkpoint's arrays into this trainer's state."""
+        return Restorer(self.resolved, self.topology.mesh, self.spec.run_dir)
+
+    @property
+    def machine(self) -> Json:
+        """Where this process trains, as manifests record it."""
+        return {
+            "per_device_batch_size": self.batch_shape[1] // self.topology.num_row_shards,
+            "mesh": dict(self.topology.sizes),
+            "processes": jax.process_count(),
+            "cores": processes.visible_cores(),
+            "row_order": self.row_order,
+        }
+
     def save(self, suffix: Path) -> None:
         """Save the state of the current step under a name."""
-        store = CheckpointStore(self.checkpoint_dir, rolling=self.settings.run.rolling)
+        store = CheckpointStore(self.checkpoint_dir, rolling=self.resolved.options.run.rolling)
         try:
             at = int(self.state.step)
             if at not in {info.step for info in list_checkpoints(self.checkpoint_dir)}:
-                store.save(at, self.state.arrays(), resume.manifest_of(self, at, [str(suffix)]))
+                held = {**held_facts(self.state), **self.sampled.facts(at)}
+                manifest = manifest_of(self.resolved, self.plan, at, [str(suffix)], self.machine, held)
+                store.save(at, self.state.arrays(), manifest)
         finally:
             store.close()
 
     def load(self, suffix: Path) -> None:
         """Load the state from the checkpoint of a name (`latest`, a step, a tag), if available."""
         if list_checkpoints(self.checkpoint_dir):
-            resume.load(self, find_checkpoint(self.checkpoint_dir, str(suffix)))
+            self.state = self.restorer.load(self.state, find_checkpoint(self.checkpoint_dir, str(suffix)))
 
     def run(self) -> None:
         """Main entry point to run training, called on all nodes."""
-        loop.run(self)
+        running.run(self)
 
 
-def schedule_for(trainer: type[BaseTrainer[Any, Any]], settings: Settings[Any], curriculum: Curriculum) -> Schedule:
-    """The learning-rate schedule of a trainer class over a curriculum."""
-    config, choice = settings.trainer, trainer.schedule()
-    context = ScheduleContext(
-        lr=config.lr,
-        total_steps=curriculum.total_steps,
-        stage_starts=tuple(curriculum.stage_start(index) for index in range(len(curriculum.stages))),
-        warmup_pct=config.warmup_pct,
-        decay_pct=config.decay_pct,
-        constant_pct=config.tail_pct,
-        optim=settings.optim,
-        section=config.schedule_section,
-    )
-    schedule = build_schedule(choice, context, settings.plugin(registry.schedules, settings.optim.schedule or choice))
-    return scaled(schedule, context.stage_starts, tuple(stage.lr for stage in curriculum.stages))
+Trainer = BaseTrainer[Any, Any]  # of whatever config and model

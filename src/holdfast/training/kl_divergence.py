@@ -7,7 +7,7 @@ reference on the same batch. `optimization/kl/estimator` chooses exact KL diverg
 from typing import Any, Generic, Tuple, TypeVar
 
 from holdfast.training.base import BaseTrainer
-from holdfast.training.configs import KLConfig, KLDivergenceTrainerConfig
+from holdfast.training.config import KLConfig, KLDivergenceTrainerConfig, RunOptions
 from holdfast.training.state import KLDivergenceTrainState, TrainState
 
 C = TypeVar("C", bound=KLDivergenceTrainerConfig)
@@ -27,6 +27,7 @@ class KLDivergenceTrainer(BaseTrainer[C, M], Generic[C, M]):
     CONFIG: type[Any] = KLDivergenceTrainerConfig
     STATE: type[TrainState] = KLDivergenceTrainState
 
-    def penalties(self) -> Tuple[str, ...]:
+    @classmethod
+    def penalties(cls, options: RunOptions) -> Tuple[str, ...]:
         """The estimator that the options name."""
-        return (self.settings.penalty.estimator,)
+        return (options.penalty.estimator,)

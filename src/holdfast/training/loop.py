@@ -1,286 +1,309 @@
 """The training loop: it reads from top to bottom like a recipe.
 
 fresh start: evaluate, checkpoint
-for each step: enter the stage if one begins, draw the batch, train,
-               then at that step's duties: record, validate, evaluate, checkpoint
-at the end: results and report
+for each step: sample rows if the stage that begins replays the model itself, enter the stage if one begins,
+               draw the batch, train,
+               then what is due after the step: record, validate, evaluate, checkpoint
 """
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 
-from holdfast.config import to_yaml
-from holdfast.data.batches import prefetched
+from holdfast import registry
+from holdfast.data.batches import Batch, prefetched, validation_batches
+from holdfast.data.sampling import SELF
 from holdfast.errors import RunError
+from holdfast.evaluation.forward import Runner
 from holdfast.execution import processes
 from holdfast.execution.checkpoints import CheckpointStore, named_checkpoint
-from holdfast.execution.files import lock_file, run_lock, write_atomically
-from holdfast.execution.storage import Patience, disk_reason
+from holdfast.execution.checksums import not_finite
+from holdfast.execution.faults import fault_point
+from holdfast.execution.signals import Consent, Interrupted
+from holdfast.execution.storage import disk_reason
 from holdfast.execution.watchdog import Watchdog
-from holdfast.tracking import RunInfo, Tracker
-from holdfast.tracking.jsonl import FILE_NAME, JsonlSink, truncate
-from holdfast.training import compiling, measure, resume
-from holdfast.training.clock import Clock
-from holdfast.training.data import validation_batches
-from holdfast.training.state import KLDivergenceTrainState, copied
-from holdfast.training.step import penalty_cosine
-from holdfast.training.stopping import Consent, Interrupted, interrupts
+from holdfast.methods.controller import HIGHEST
+from holdfast.tracking import Tracker
+from holdfast.tracking.jsonl import JsonlSink
+from holdfast.training.certificate import end_of_stage
+from holdfast.training.compile import CompiledSteps, host, local_rows, peak_memory, place
+from holdfast.training.data import BoundaryRows
+from holdfast.training.manifest import Progress, manifest_of
+from holdfast.training.resolve import FRESH_REFERENCE
+from holdfast.training.results import ResultsRecorder
+from holdfast.training.self_replay import make_set
+from holdfast.training.state import copied, stage_state
+from holdfast.training.step import KEEP, RECORDED
+from holdfast.training.weights import held_facts
+from holdfast.types import Json, Tree
 
 if TYPE_CHECKING:
-    from holdfast.training.base import BaseTrainer
+    from holdfast.training.base import Trainer
+
+METHOD = "method/"  # before the name of a method, in what a step returns
+BOUND_ROWS = 50  # control rows with a multiplier at its bound, after which a user is told
+PARALLEL = 1 - 1e-6  # a cosine above it: the penalty only rescales the loss
 
 
-def run(
-    trainer: "BaseTrainer[Any, Any]",
-    parent: str | None = None,
-    init_from: str | None = None,
-    on_results: Callable[[Path], object] | None = None,
-) -> None:
-    """Train to the end, from wherever the run's checkpoints are.
+class Clock:
+    """Seconds spent on each kind of work since it was last read."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def on(self, kind: str) -> Iterator[None]:
+        """Count the block as that kind of work."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(kind, time.perf_counter() - started)
+
+    def add(self, kind: str, seconds: float) -> None:
+        """Count seconds as that kind of work."""
+        self._spent[kind] = self._spent.get(kind, 0.0) + seconds
+
+    def read(self) -> dict[str, float]:
+        """What was spent, rounded; the clock starts again."""
+        spent, self._spent = self._spent, {}
+        return {kind: round(seconds, 4) for kind, seconds in spent.items()}
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A step whose metrics are on their way."""
+
+    step: int
+    loss: jax.Array
+    meta: Json
+    probed: Json
+
+
+class TrainLoop:
+    """One process's work on a run: the trainer's declarations, its compiled steps, and where results go.
 
     Args:
-        parent: `RUN@CHECKPOINT` whose past a new run shares.
-        init_from: `RUN[@CHECKPOINT]` whose weights a new run starts from.
+        trainer: whose state is trained; its `batch`, `train_step`, `val_step` and `evaluator` are what is used.
         on_results: called with the run's folder whenever results were written; what it raises is only shown.
     """
-    with held(trainer.spec.run_dir), interrupts() as asked:
-        prepare_data(trainer)
-        with processes.together():
-            progress = resume.start(trainer, print if processes.is_first() else lambda _: None, parent)
-            if init_from is not None and int(trainer.state.step) == 0:
-                resume.init_from(trainer, init_from)
-        already_done = trainer.done
-        if processes.is_first():
-            truncate(trainer.spec.run_dir / FILE_NAME, progress.metrics_length)
-            write_run_files(trainer)
-        names = trainer.settings.tracking.sink_names(trainer.config.wandb)
-        info = run_info(trainer)
-        tracker = Tracker.open(names if processes.is_first() and not already_done else [], info)
-        rolling = trainer.settings.run.rolling
-        store = CheckpointStore(trainer.checkpoint_dir, rolling=rolling, patience=info.patience)
-        try:
-            session = Session(trainer, tracker, store, progress, on_results, info.patience)
-            if not already_done:
-                with session.watchdog:
-                    session.train(Consent(asked))
-            elif processes.is_first():
-                print(f"{trainer.spec.run_dir}: this run is finished ({trainer.stages.total_steps} steps)")
-            store.wait()
-            session.finish()
-        finally:
-            store.close()
-            tracker.close()
-
-
-@contextlib.contextmanager
-def held(run_dir: Path) -> Iterator[None]:
-    """Hold the run's folder, in the first process for all of them."""
-    with contextlib.ExitStack() as stack:
-        with processes.together():
-            if processes.is_first():
-                stack.enter_context(run_lock(run_dir))
-        yield
-
-
-def prepare_data(trainer: "BaseTrainer[Any, Any]") -> None:
-    """Make what is missing in the first process; the others wait, then open it, or make it on a disk of their own."""
-    for first in (True, False):
-        with processes.together(processes.PREPARE_SECONDS):
-            if processes.is_first() == first:
-                assert trainer.plan, "data is prepared before anything else"
-    fingerprints = processes.gather(trainer.plan.fingerprint(trainer.stages.total_steps))
-    for number, fingerprint in enumerate(fingerprints):
-        if fingerprint != fingerprints[0]:
-            raise RunError(
-                f"process {number} has other data than process 0; let all hosts read the same data/root and data/cache"
-            )
-
-
-def write_run_files(trainer: "BaseTrainer[Any, Any]") -> None:
-    """The resolved config and the tokenizer, enough to run again and to read checkpoints."""
-    folder = trainer.spec.run_dir
-    classes = resume.trainer_classes(trainer)
-    write_atomically(folder / "config.yaml", to_yaml(trainer.settings.cfg, classes, trainer.job_name))
-    if not (folder / "tokenizer").exists():
-        trainer.tokenizer.save(folder / "tokenizer")
-
-
-def run_info(trainer: "BaseTrainer[Any, Any]") -> RunInfo:
-    """What trackers know about the run."""
-    stages, spec = trainer.stages, trainer.spec
-    return RunInfo(
-        directory=spec.run_dir,
-        name=spec.name,
-        project=spec.project,
-        group=spec.group,
-        id=spec.id,
-        total_steps=stages.total_steps,
-        tokens_per_step=stages.tokens_per_step,
-        stages=tuple((stages.stage_start(index), stage.name) for index, stage in enumerate(stages.stages)),
-        start_step=int(trainer.state.step),
-        config=resume.flat_config(trainer),
-        patience=Patience(
-            trainer.settings.run.disk_patience, lock_file(spec.run_dir) if processes.is_first() else None
-        ),
-    )
-
-
-class Session:
-    """One process's work on a run: the trainer, its compiled steps, and where results go."""
 
     def __init__(
         self,
-        trainer: "BaseTrainer[Any, Any]",
+        trainer: "Trainer",
         tracker: Tracker,
         store: CheckpointStore,
-        progress: resume.Progress,
+        recorder: ResultsRecorder,
         on_results: Callable[[Path], object] | None = None,
-        patience: Patience | None = None,
     ) -> None:
         self.trainer = trainer
-        self.on_results = on_results
-        self.stages = trainer.stages
-        self.agenda = trainer.agenda
+        self.run = trainer.resolved
+        self.curriculum = trainer.resolved.curriculum
+        self.triggers = trainer.triggers
         self.tracker = tracker
         self.store = store
-        self.progress = progress
-        self.steps = compiling.Steps(trainer)
-        self.meter = measure.Meter(trainer, progress, patience)
+        self.recorder = recorder
+        self.progress: Progress = recorder.progress
+        self.on_results = on_results
+        self.mesh = trainer.topology.mesh
+        micro, options = trainer.micro_batch, self.run.options
+        seed = options.run.seed_of("dropout")
+        self.steps = CompiledSteps(trainer.train_step, trainer.val_step, self.mesh, seed, micro.precompiled)
+        names = [*options.run.probes, *(["penalty_cosine"] if options.penalty.probe else [])]
+        self.probes = tuple(registry.probes.get(name) for name in dict.fromkeys(names))
+        self.sampled_at = {made.step: made for made in trainer.plan.sampled_sets.values()}
+        self.runner: Runner = Runner(self.run.model, trainer.topology)  # samples rows where a stage asks for them
+        self.control = trainer.control_sets(self.runner)
+        self.warned_of_bound: set[str] = set()
         self.clock = Clock()
-        self.watchdog = Watchdog(trainer.settings.topology.step_timeout, trainer.spec.run_dir)
-        self.pending: tuple[int, Any, dict[str, Any]] | None = None
-        self.saved_step = progress.saved_step
+        self.watchdog = Watchdog(options.topology.step_timeout, trainer.spec.run_dir)
+        self.pending: _Pending | None = None
+        self.saved_step = self.progress.saved_step
 
     def train(self, consent: Consent) -> None:
         """All steps that are left."""
         start = int(self.trainer.state.step)
         self.announce()
-        self.clock.add("compile", self.trainer.search_seconds)
+        self.clock.add("compile", self.trainer.micro_batch.seconds)
         if start == 0 and self.saved_step < 0:
-            self.duties(0)
+            self.after(0)
         elif processes.is_first():
-            self.meter.write_results(finished=False)  # of a finished run to which a stage was appended they said so
-        batches = prefetched(self.trainer.batches, start, self.trainer.settings.run.prefetch)
-        for step in range(start, self.stages.total_steps):
+            self.recorder.write_results(finished=False)  # of a finished run to which a stage was appended they said so
+        fault_point("first step")
+        for step in range(start, self.curriculum.total_steps):
+            self.sample(step, consent)
             self.enter(step)
+            if step == start or step in self.sampled_at:
+                batches = self.prefetched(step)
             with self.clock.on("data"), self.watchdog.waiting(f"the rows of step {step + 1}"):
-                batch = compiling.place(next(batches), self.trainer.topology.mesh, self.trainer.batch_shape)
+                batch = self.place(next(batches))
             self.advance(step, batch)
-            self.duties(step + 1)
+            fault_point("step")
+            self.after(step + 1)
             with self.watchdog.waiting(f"the other processes after step {step + 1}"):
                 signal_number = consent.given()
             if signal_number:
                 self.settle()
+                self.check_finite(step + 1)
                 self.checkpoint(step + 1, (), durable=True)
                 self.store.wait()
                 raise Interrupted(signal_number, step + 1)
 
+    def prefetched(self, start: int) -> Iterator[Batch]:
+        """The batches from a step on; those beyond the next rows to be sampled cannot be made yet."""
+        end = min((step for step in self.sampled_at if step > start), default=self.curriculum.total_steps)
+        return prefetched(self.batch_at, end, start, self.run.options.run.prefetch)
+
+    def batch_at(self, step: int) -> Batch:
+        """This process's rows of a step."""
+        return self.trainer.batch("train", step)
+
+    def place(self, batch: Batch) -> Batch:
+        """A batch on the devices."""
+        return place(batch, self.mesh, self.trainer.batch_shape[1])
+
     def announce(self) -> None:
         """What the user should know before the first step."""
-        trainer = self.trainer
-        num_micro, rows = trainer.batch_shape
-        per_device = rows // trainer.topology.num_row_shards
-        trainable = trainer.trainable
-        trained = f" ({trainable.num_trained(trainer.model_spec):,} trained)" if trainable else ""
+        run, topology = self.run, self.trainer.topology
+        num_micro, rows = self.trainer.batch_shape
+        per_device = rows // topology.num_row_shards
+        trained = f" ({run.trainable.num_trained(run.model):,} trained)" if run.trainable else ""
         self.tracker.message(
-            f"{trainer.spec.run_dir}: {trainer.model_spec.num_parameters():,} parameters{trained}, "
-            f"{self.stages.total_steps} steps of {self.stages.tokens_per_step:,} tokens, "
-            f"{num_micro} x {per_device} rows on each of {trainer.topology.num_row_shards} shards"
+            f"{self.trainer.spec.run_dir}: {run.model.num_parameters():,} parameters{trained}, "
+            f"{self.curriculum.total_steps} steps of {self.curriculum.tokens_per_step:,} tokens, "
+            f"{num_micro} x {per_device} rows on each of {topology.num_row_shards} shards"
         )
-        for leak in trainer.data.leaks:
+        for leak in self.recorder.leaks:
             self.tracker.message(f"leak: {leak}")
-        if "nll_difference" in trainer.penalties() and self.stages.needs_reference(0):
+        if self.recorder.leaks:
+            self.tracker.message(
+                "  held-out rows are meant to be new to the model; these are not, so that their scores flatter it; "
+                "data/max_leak says how many are too many"
+            )
+        if run.anchors_to_fresh_weights and self.trainer.spec.init_from is None and int(self.trainer.state.step) == 0:
+            self.tracker.message(f"note: {FRESH_REFERENCE}")
+        weighed = any(stage.beta > 0 for stage in self.curriculum.stages)
+        if "nll_difference" in run.trainer.penalties(run.options) and weighed:
             self.tracker.message(
                 "note: the penalty nll_difference has the gradient of plain training and holds nothing back; "
                 "optimization/kl/estimator: forward (or reverse) is an exact KL"
             )
 
-    def enter(self, step: int) -> None:
-        """Take the snapshot and enter the stage that begin at this step, if any."""
-        trainer, stages = self.trainer, self.stages
-        begins = step == 0 or stages.stage_at(step) != stages.stage_at(step - 1)
-        takes = step in stages.snapshot_steps()
-        if step == 0 and stages.initial_reference:
-            assert isinstance(trainer.state, KLDivergenceTrainState)
-            source = named_checkpoint(str(trainer.settings.penalty.reference_from))
-            trainer.state = trainer.state.anchored(resume.load_weights(trainer, source))
-        if takes:
-            assert isinstance(trainer.state, KLDivergenceTrainState)
-            trainer.state = trainer.state.snapshot()
-        if not begins:
+    def sample(self, step: int, consent: Consent) -> None:
+        """Let the model sample the rows of the stage that begins at this step, if it replays itself."""
+        if step not in self.sampled_at:
             return
-        index = stages.stage_at(step)
-        stage = stages.stages[index]
-        trainer.state = trainer.state.entered(stage, trainer.objective_at(index))
-        if isinstance(trainer.state, KLDivergenceTrainState) and not stages.needs_reference(index):
-            trainer.state = trainer.state.replace(reference=None)
+        made, trainer = self.sampled_at[step], self.trainer
+
+        def told(done: int) -> None:
+            values = {"name": f"rows of {SELF.name}", "done": done, "total": made.num_rows, "unit": "rows"}
+            self.log("prepare", step, values)
+            signal_number = consent.given()
+            if signal_number:
+                self.store.wait()
+                raise Interrupted(signal_number, step)
+
+        with self.clock.on("sampling"):
+            folder = trainer.spec.run_dir
+            make_set(self.run, self.runner, folder, trainer.state.params, made, told=told, say=self.tracker.message)
+        fault_point("sampled")
+
+    def enter(self, step: int) -> None:
+        """Enter the stage that begins at this step, if one does, and take the snapshot that is due."""
+        restorer = self.trainer.restorer
+
+        def reference() -> Tree:
+            return restorer.weights(named_checkpoint(str(self.run.options.penalty.reference_from)))
+
+        data = BoundaryRows(self.curriculum, step, self.batch_at, self.place, reference, self.run.options.run.seed)
+        self.trainer.state = stage_state(self.trainer.state, self.run, step, data)
+        if step > 0 and self.curriculum.stage_at(step) == self.curriculum.stage_at(step - 1):
+            return
+        index = self.curriculum.stage_at(step)
+        if self.control is not None and any(budget.since == index for budget in self.curriculum.budgets):
+            with self.clock.on("evaluation"):
+                self.trainer.state = self.control.entered(self.trainer.state, index)
         record = {
             "stage": index,
-            "name": stage.name,
-            "beta": stage.beta,
-            "reference_updated": takes,
+            "name": self.curriculum.stages[index].name,
+            "beta": self.curriculum.stages[index].beta,
+            "reference_updated": step in self.curriculum.snapshot_steps(),
             "processes": jax.process_count(),
-            "devices": trainer.topology.mesh.devices.size,
-            "mesh": dict(trainer.topology.sizes),
+            "devices": self.mesh.devices.size,
+            "mesh": dict(self.trainer.topology.sizes),
+            "cores": processes.visible_cores(),
         }
         self.log("stage", step, record)
+        fault_point("stage entered")
 
-    def advance(self, step: int, batch: Any) -> None:
+    def advance(self, step: int, batch: Batch) -> None:
         """One optimizer step; its metrics are fetched while the next one runs."""
         compiled = self.steps.compile_seconds
         started = time.perf_counter()
-        self.probe_penalty(step, batch)
+        probed: Json = {}
+        if self.triggers.probes_step(step + 1):
+            probed = self.steps.probe(self.trainer.state, batch, self.probes)
         train = self.steps.ready(self.trainer.state, batch)
         with self.watchdog.waiting(f"the devices of all processes at step {step + 1}"):
             self.trainer.state, loss, meta = train()
         self.settle()
-        self.pending = (step + 1, loss, meta)
+        self.pending = _Pending(step + 1, loss, meta, probed)
         compile_seconds = self.steps.compile_seconds - compiled
         self.clock.add("compile", compile_seconds)
         self.clock.add("compute", time.perf_counter() - started - compile_seconds)
-
-    def probe_penalty(self, step: int, batch: Any) -> None:
-        """Name a penalty that cannot move the model away from plain training, where asked to look."""
-        trainer = self.trainer
-        state = trainer.state
-        due = trainer.settings.penalty.probe and self.agenda.records(step + 1)
-        if not due or not isinstance(state, KLDivergenceTrainState) or state.objective.penalty is None:
-            return
-        with compiling.tracing_for(trainer.topology.mesh):
-            cosine = float(jax.jit(penalty_cosine)(state, batch, jax.random.key(0)))
-        self.meter.penalty_cosine = cosine
-        if abs(cosine) > 1 - 1e-6:
-            self.tracker.message(
-                f"step {step + 1}: the gradient of {trainer.penalties()[0]} is parallel to the cross-entropy's "
-                f"(cosine {cosine:.6f}): it only rescales plain training"
-            )
 
     def settle(self) -> None:
         """Write the record of the step whose metrics are waiting, and stop a run that has gone wrong."""
         if self.pending is None:
             return
-        step, loss, meta = self.pending
-        self.pending = None
+        pending, self.pending = self.pending, None
+        step = pending.step
         with self.watchdog.waiting(f"the devices of all processes at step {step}"):
-            values = compiling.host({"loss": loss, **meta})
+            values = host({"loss": pending.loss, **pending.meta})
+            probed = host(pending.probed) if pending.probed else {}
         in_a_row = int(values["skipped_in_a_row"])
-        if self.agenda.records(step):
-            self.log("train", step, self.train_record(step, values))
+        if self.triggers.records(step) or probed:
+            self.log("train", step, {**self.train_record(step, values), **probed})
         else:
             self.tracker.log("progress", step, self.tokens(step), {"loss": values["loss"]})
-        if in_a_row >= self.trainer.settings.run.max_skipped:
+        self.warn_of_parallel(step, probed)
+        self.warn_of_bound(step, values)
+        if in_a_row >= self.run.options.run.max_skipped:
             raise RunError(
                 f"step {step}: loss or gradient was not finite in {in_a_row} steps in a row; the updates were "
                 f"skipped and the checkpoint of step {self.saved_step} is good; lower optimization/lr, or raise "
                 "training/max_skipped_steps"
             )
 
-    def train_record(self, step: int, values: dict[str, float]) -> dict[str, Any]:
+    def warn_of_parallel(self, step: int, probed: Mapping[str, float]) -> None:
+        """Name a penalty that cannot move the model away from plain training."""
+        cosine = probed.get("penalty_cosine", math.nan)
+        if abs(cosine) > PARALLEL:
+            name = self.run.trainer.penalties(self.run.options)[0]
+            self.tracker.message(
+                f"step {step}: the gradient of {name} is parallel to the cross-entropy's "
+                f"(cosine {cosine:.6f}): it only rescales plain training"
+            )
+
+    def warn_of_bound(self, step: int, values: Mapping[str, float]) -> None:
+        """Say once that a budget cannot hold: its multiplier has been at the top for many control rows."""
+        for budget in self.curriculum.budgets:
+            rows = int(values.get(f"{KEEP}{budget.name}/at_bound", 0))
+            if rows >= BOUND_ROWS and budget.name not in self.warned_of_bound:
+                self.warned_of_bound.add(budget.name)
+                self.tracker.message(
+                    f"warning: step {step}: the multiplier of keep/{budget.name} has been at its bound of {HIGHEST:g} "
+                    f"for {rows} control rows: the learning rate is too high for this budget; lower optimization/lr "
+                    "or stages/N/lr"
+                )
+
+    def train_record(self, step: int, values: dict[str, float]) -> Json:
         """The record of one step: of this step alone, never an average."""
         rows: dict[str, int] = {}
         for source, count in self.trainer.plan.counts_at(step - 1).items():
@@ -288,54 +311,90 @@ class Session:
         record = {
             "loss": values["loss"],
             "ce": values["ce"],
-            "penalty": values["penalty"],
-            "beta": values.get("beta", 0.0),
+            "penalty": values["penalty"] if values["penalty_measured"] else None,
+            "beta": values["beta"],
             "learning_rate": values["learning_rate"],
             "grad_norm": values["grad_norm"],
             "rows": rows,
-            "stage": self.stages.stage_at(step - 1),
+            "stage": self.curriculum.stage_at(step - 1),
             "skipped": int(values["skipped"]),
             "seconds": self.clock.read(),
-            "memory": compiling.peak_memory(self.trainer.topology.mesh),
+            "memory": peak_memory(self.mesh),
         }
-        if self.meter.penalty_cosine is not None:
-            record["penalty_cosine"] = self.meter.penalty_cosine
-        return record
+        methods = {name.removeprefix(METHOD): value for name, value in values.items() if name.startswith(METHOD)}
+        named = (METHOD, KEEP)
+        own = {name: value for name, value in values.items() if name not in RECORDED and not name.startswith(named)}
+        record |= {**own, **({"methods": methods} if methods else {})}  # own: the model's auxiliary losses
+        budgets = self.curriculum.budgets_in(self.curriculum.stage_at(step - 1))
+        kept = {
+            budget.name: {name: values[f"{KEEP}{budget.name}/{name}"] for name in ("multiplier", "difference")}
+            for budget in budgets
+        }
+        return {**record, **({"keep": kept} if kept else {})}
 
-    def duties(self, step: int) -> None:
+    def after(self, step: int) -> None:
         """What is due after a step: record, validation, evaluation, checkpoint, in this order."""
-        validates, measures, probes = self.agenda.validates(step), self.agenda.measures(step), self.agenda.probes(step)
-        if not (validates or measures or probes or self.agenda.saves(step)):
+        triggers = self.triggers
+        validates, measures, probes = triggers.validates(step), triggers.measures(step), triggers.probes(step)
+        if not (validates or measures or probes or triggers.saves(step)):
             return
         self.settle()
-        tags = list(self.agenda.tags(step))
+        self.check_finite(step)
+        self.certify(step)
+        tags = list(triggers.tags(step))
         if validates:
             tags += self.validate(step)
         if measures or probes:
             with self.clock.on("evaluation"):
-                point = self.meter.measure(step, measures)
+                point = self.recorder.measure(self.trainer.state, step, measures)
+            fault_point("evaluated")
             self.log("evaluation", step, point)
-        if self.agenda.saves(step) or tags:
+        if triggers.saves(step) or tags:
             self.checkpoint(step, tuple(tags))
         if measures:
             self.write_results(finished=False)
 
+    def check_finite(self, step: int) -> None:
+        """Stop a run whose weights are not numbers any more, before they are measured or saved."""
+        wrong = not_finite(self.trainer.state.params)
+        if wrong:
+            good = "" if self.saved_step < 0 else f"the checkpoint of step {self.saved_step} is good; "
+            raise RunError(
+                f"step {step}: the weights are not finite ({', '.join(wrong[:3])}); {good}lower optimization/lr or "
+                "optimization/weight_decay"
+            )
+
+    def certify(self, step: int) -> None:
+        """What control rows prove of the budgets of a stage that has just ended, if it had some."""
+        stage = self.curriculum.stage_at(max(step - 1, 0))
+        if self.control is None or step != self.curriculum.stage_end(stage) or not self.curriculum.budgets_in(stage):
+            return
+        with self.clock.on("evaluation"):
+            self.trainer.state, found = end_of_stage(
+                self.trainer.state, stage, step, self.control, certify=self.run.options.keep.certify
+            )
+        self.progress.certificates.append(found)
+        self.log("certificate", step, found)
+
     def validate(self, step: int) -> list[str]:
         """Validation loss of every source; returns the tag of a checkpoint that is the best of its stage."""
-        trainer, losses = self.trainer, {}
+        losses, shape, num_rows = {}, self.trainer.batch_shape, self.run.config.validation_steps
+        local = local_rows(self.mesh, shape)
         with self.clock.on("evaluation"):
-            for name, rows in trainer.data.held_out().items():
+            trained = {source.name for source in self.curriculum.sources}
+            for name, rows in self.trainer.data.held_out().items():
+                if name not in trained:
+                    continue  # eval/held_out is measured by evaluations alone
                 total = count = 0.0
-                shape = trainer.batch_shape
-                local = compiling.local_rows(trainer.topology.mesh, shape)
-                for batch in validation_batches(rows, trainer.config.validation_steps, shape, trainer.packed, local):
-                    placed = compiling.place(batch, trainer.topology.mesh, shape)
-                    loss_sum, tokens = self.steps.validate(trainer.state, placed)
+                for batch in validation_batches(rows, num_rows, shape, self.run.packed, local):
+                    loss_sum, tokens = self.steps.validate(self.trainer.state, self.place(batch))
                     total, count = total + loss_sum, count + tokens
                 losses[name] = total / max(count, 1.0)
-        index = self.stages.stage_at(step - 1)
-        mixture = self.stages.stages[index].mixture
+        index = self.curriculum.stage_at(step - 1)
+        mixture = self.curriculum.datasets_of(index)
         loss = sum(sampling.rate * losses[sampling.name] for sampling in mixture)
+        if len(mixture) < len(self.curriculum.stages[index].mixture):
+            loss /= sum(sampling.rate for sampling in mixture)
         self.log("validation", step, {"loss": loss, "losses": losses, "stage": index})
         if loss < self.progress.best.get(str(index), float("inf")):
             self.progress.best[str(index)] = loss
@@ -350,24 +409,23 @@ class Session:
             self.log("checkpoint", step, {"tags": list(tags)})
             sink = self.tracker.sink("jsonl")
             if isinstance(sink, JsonlSink):
-                self.progress.metrics_length = sink.length()
-            state = self.trainer.state.arrays()
+                self.progress.metrics_length, self.progress.metrics_digest = sink.length(), sink.digest()
+            state, trainer = self.trainer.state, self.trainer
+            arrays = state.arrays()
             if jax.default_backend() == "cpu":
                 # On a CPU the writer would share the memory that the next step is given to write in.
-                state = copied(state)
-            manifest = resume.manifest_of(self.trainer, step, tags, self.progress)
-            self.store.save(step, state, manifest, durable=durable)
+                arrays = copied(arrays)
+            held = {**held_facts(state), **trainer.sampled.facts(step)}
+            manifest = manifest_of(self.run, trainer.plan, step, tags, trainer.machine, held, self.progress)
+            self.store.save(step, arrays, manifest, durable=durable)
         self.saved_step = step
-
-    def finish(self) -> None:
-        """The results of a whole run."""
-        self.write_results(finished=True)
 
     def write_results(self, *, finished: bool) -> None:
         """Write what is known, and let whoever asked make pages of it."""
         if not processes.is_first():
             return
-        self.meter.write_results(finished=finished)
+        self.recorder.write_results(finished=finished)
+        fault_point("results")
         if self.on_results is not None:
             try:
                 self.on_results(self.trainer.spec.run_dir)
@@ -375,13 +433,14 @@ class Session:
                 self.tracker.message(f"warning: no report: {type(error).__name__}: {error}")
                 if disk_reason(error) is None:  # a disk may be mended until the next one
                     self.on_results = None
+        fault_point("report")
         if finished:
-            self.tracker.summarize(self.stages.total_steps, self.trainer.spec.run_dir)
+            self.tracker.summarize(self.curriculum.total_steps, self.trainer.spec.run_dir)
 
     def tokens(self, step: int) -> int:
         """Tokens seen after a step."""
-        return step * self.stages.tokens_per_step
+        return step * self.curriculum.tokens_per_step
 
-    def log(self, kind: str, step: int, values: dict[str, Any]) -> None:
+    def log(self, kind: str, step: int, values: Json) -> None:
         """One event to the trackers."""
         self.tracker.log(kind, step, self.tokens(step), values)

@@ -3,24 +3,76 @@
 Legend: S micro-batches, B rows of one, T tokens of a row.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from holdfast.data.batches import Batch
+from holdfast.data.batches import Batch, slot_rows
 from holdfast.evaluation.scoring import Sums, batch_sums
-from holdfast.models.decoder import unembedding
+from holdfast.methods import ParameterPenalty, PenaltyTokens, TokenPenalty
 from holdfast.models.lora import merged
-from holdfast.objectives import ParameterPenalty, TokenPenalty
-from holdfast.objectives.token_loss import token_loss
-from holdfast.training.state import KLDivergenceTrainState, TrainState
-from holdfast.training.trainable import leaves_of, tree_of
+from holdfast.models.parameters import leaves_of, tree_of
+from holdfast.objectives.token_loss import Penalised, token_loss
+from holdfast.training.state import TrainState
+from holdfast.types import Json, Tree
 
-# A KL budget moves log(beta) by at most this much a step, so that one odd batch cannot throw it off.
-BUDGET_RATE = 0.05
+# A KL budget aims below its target, at this share of it, because single batches scatter around the mean.
+BUDGET_AIM = 0.7
+BUDGET_MEMORY = 0.875  # of the running mean, each step that measures a KL: a window of eight
+# log(beta) follows the excess, log(mean / aim), at once by this factor, and drifts up or down by these shares of it.
+BUDGET_GAIN, BUDGET_UP, BUDGET_DOWN = 2.0, 0.05, 0.02
+BUDGET_EXCESS = (-1.0, 3.0)
 BUDGET_RANGE = 1e4
+
+KEEP = "keep/"  # before what is measured of budgets
+
+# What the record of a step has, whatever the model: no auxiliary loss may have these names.
+RECORDED = frozenset(
+    {
+        "step",
+        "tokens",
+        "kind",
+        "loss",
+        "ce",
+        "penalty",
+        "penalty_measured",
+        "beta",
+        "learning_rate",
+        "grad_norm",
+        "rows",
+        "stage",
+        "skipped",
+        "skipped_in_a_row",
+        "seconds",
+        "memory",
+    }
+)
+
+
+class Weights(NamedTuple):
+    """How much each token counts, (S, B, T) each; each sums to 1 over the whole batch."""
+
+    loss: jax.Array
+    anchor: jax.Array
+    methods: dict[str, jax.Array]  # in their token penalties, by name
+    kept: tuple[jax.Array, ...] = ()  # in what budgets ask for, as `Controller.penalties` has it
+    factors: jax.Array | None = None  # on `loss`, of methods that look at the whole batch
+
+
+Loss = tuple[tuple[jax.Array, dict[str, jax.Array]], Tree]  # (loss, parts), gradients
+
+
+class StepGradients(NamedTuple):
+    """What a step minimises, its parts, and its gradients."""
+
+    loss: jax.Array
+    parts: dict[str, jax.Array]
+    total: Tree  # that go to the optimizer
+    rows: Tree  # of the rows' loss at the parameters themselves, before penalties on parameters and methods' changes
+    old: Tree | None  # of the cross-entropy of old rows, where a method asks for them
 
 
 def train_step(
@@ -28,43 +80,104 @@ def train_step(
 ) -> tuple[TrainState, jax.Array, dict[str, jax.Array]]:
     """Gradients over S micro-batches, normalised by the tokens of the whole batch, and one optimizer step."""
     assert batch.x.shape[0] == accumulate_steps, "a batch has as many micro-batches as the step accumulates"
-    (loss, parts), gradients = accumulated(_micro_loss, state, batch, key)
-    norm = optax.global_norm(gradients)
-    learning_rate = state.objective.schedule(state.step)
-    trained = state.objective.trained(state.params)
-    updates, opt_state = state.objective.optimizer.update(gradients, state.opt_state, trained, learning_rate)
+    objective, methods, trained = state.objective, state.objective.methods, state.trained()
+    found = loss_and_gradients(state, batch, key)
+    loss, parts, norm = found.loss, found.parts, optax.global_norm(found.total)
+    learning_rate = objective.schedule(state.step)
+    updates, opt_state = objective.optimizer.update(found.total, state.opt_state, trained, learning_rate)
+    updates = methods.updates(state.memory, updates, trained)
     params = optax.apply_updates(trained, updates)
+    params = methods.weights(state.memory, params, state.trained_reference(), jnp.asarray(state.step) + 1)
 
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
-    def keep(new: Any, old: Any) -> Any:
+    def keep(new: Tree, old: Tree) -> Tree:
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
 
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
+    measured = penalty_measured(state, batch)
+    beta, kl_mean = next_beta(state, parts["penalty"], finite & measured)
     params = keep(params, trained)
     stepped = state.replace(
         step=state.step + 1,
-        params=state.objective.completed(state.params, params),
+        params=objective.completed(state.params, params),
         opt_state=keep(opt_state, state.opt_state),
         skipped=state.skipped + (1 - finite.astype(jnp.int32)),
         skipped_in_a_row=in_a_row,
+        beta=beta,
+        kl_mean=kl_mean,
     )
+    if objective.keep is not None:
+        sums = {int(name.removeprefix(KEEP)): parts.pop(name) for name in list(parts) if name.startswith(KEEP)}
+        held = objective.keep.stepped(state.keep, batch, sums, jnp.asarray(state.step), finite)
+        parts = {**parts, **objective.keep.records(state.keep, held)}
+        stepped = stepped.replace(keep={**state.keep, **held})
     if state.ema is not None:
-        stepped = stepped.replace(ema=keep(averaged(state.ema, params, state.objective.ema), state.ema))
+        stepped = stepped.replace(ema=keep(averaged(state.ema, params, objective.ema), state.ema))
+    if methods.watching:
+        taken = jax.tree.map(jnp.subtract, params, trained)
+        parts = {**parts, **methods.measure(state.memory, found.rows, found.old, taken, trained)}
+        stepped = stepped.replace(memory=keep(methods.observe(state.memory, found.rows, taken, trained), state.memory))
     meta = {
         **parts,
+        "penalty_measured": measured,
         "grad_norm": norm,
         "learning_rate": jnp.asarray(learning_rate, jnp.float32),
         "skipped": stepped.skipped,
         "skipped_in_a_row": in_a_row,
+        "beta": state.beta,
     }
-    if isinstance(state, KLDivergenceTrainState):
-        meta["beta"] = state.beta
-        stepped = stepped.replace(beta=next_beta(state, parts["penalty"], finite))
     return stepped, loss, meta
 
 
-def averaged(ema: Any, params: Any, decay: float) -> Any:
+def loss_and_gradients(state: TrainState, batch: Batch, key: jax.Array) -> StepGradients:
+    """What a step minimises, its parts, and the gradients that go to the optimizer."""
+    methods = state.objective.methods
+    old_gradients = None
+    if methods.needs_old_gradients:
+        assert batch.old_mask is not None, "a method that asks for gradients of old rows gets batches that mark them"
+        old_gradients = gradients_of_old(state, batch, key)
+        batch = batch._replace(y=jnp.where(batch.old_mask > 0, -1, batch.y))
+    factors, measured = batch_factors(state, _trained(state, batch), key)
+    if state.objective.keep is not None:
+        mixed = state.objective.keep.row_weights(state.keep, batch).factors
+        factors = mixed if factors is None else mixed * factors
+    (loss, parts), gradients = accumulated(micro_loss, state, batch, key, factors)
+    parts = {**measured, **parts}
+    rows = gradients
+    if state.objective.sam:
+        _, gradients = accumulated(micro_loss, uphill(state, gradients), batch, key, factors)
+    if methods.having("parameter_penalty"):
+        reference = state.trained_reference()
+        gradients, added, values = methods.penalise(state.memory, state.trained(), reference, gradients)
+        loss = loss + added
+        parts = {**parts, **{f"method/{name}": value for name, value in values.items()}}
+    total = methods.gradients(state.memory, gradients, old_gradients)
+    return StepGradients(loss, parts, total, rows, old_gradients)
+
+
+def _trained(state: TrainState, batch: Batch) -> Batch:
+    """A batch as the cross-entropy sees it: under budgets without the targets of control rows."""
+    return batch if state.objective.keep is None else state.objective.keep.trained(batch)
+
+
+def uphill(state: TrainState, gradients: Tree) -> TrainState:
+    """The state at θ + ρ g/‖g‖, where sharpness-aware minimisation (SAM) takes its gradient; at θ where g is 0."""
+    length = state.objective.sam / jnp.maximum(optax.global_norm(gradients), 1e-30)
+    moved = jax.tree.map(lambda own, g: own + (length * g).astype(own.dtype), state.trained(), gradients)
+    return state.replace(params=state.objective.completed(state.params, moved))
+
+
+def gradients_of_old(state: TrainState, batch: Batch, key: jax.Array) -> Tree:
+    """Gradients of the cross-entropy of old rows over their tokens; where they lie in slots, from these alone."""
+    held = batch if batch.slots is None else slot_rows(batch)
+    if held.x.shape[1] == 0:
+        return jax.tree.map(jnp.zeros_like, state.trained())
+    targets = jnp.where(held.old_mask > 0, held.y, -1)
+    return accumulated(_cross_entropy, state, held._replace(y=targets), key)[1]
+
+
+def averaged(ema: Tree, params: Tree, decay: float) -> Tree:
     """decay · ema + (1 − decay) · params, in float32.
 
     >>> float(averaged({"w": jnp.float32(1.0)}, {"w": jnp.float32(3.0)}, 0.75)["w"])
@@ -73,36 +186,97 @@ def averaged(ema: Any, params: Any, decay: float) -> Any:
     return jax.tree.map(lambda mean, new: mean + (1 - decay) * (new.astype(jnp.float32) - mean), ema, params)
 
 
-def accumulated(loss_fn: Any, state: TrainState, batch: Batch, key: jax.Array) -> Any:
-    """Sum over micro-batches of a loss that is already normalised, with its parts and its gradient."""
-    weights, num_micro = token_weights(state, batch), batch.x.shape[0]
+def accumulated(
+    loss_fn: Callable[..., Any], state: TrainState, batch: Batch, key: jax.Array, factors: jax.Array | None = None
+) -> Loss:
+    """Sum over micro-batches of a loss that is already normalised, with its parts and its gradient.
+
+    Args:
+        factors: of `batch_factors`.
+    """
+    weights, num_micro = token_weights(state, batch)._replace(factors=factors), batch.x.shape[0]
     gradient = jax.value_and_grad(loss_fn, has_aux=True)
 
-    trained = state.objective.trained(state.params)
+    trained = state.trained()
 
-    def one(index: Any, micro: Batch, weight: Any) -> Any:
+    def one(index: Tree, micro: Batch, weight: Tree) -> Tree:
         return gradient(trained, state, micro, weight, jax.random.fold_in(key, index), num_micro)
 
-    first = one(0, *jax.tree.map(lambda leaf: leaf[0], (batch, weights)))
+    first: Loss = one(0, *jax.tree.map(lambda leaf: leaf[0], (batch, weights)))
     if num_micro == 1:
         return first
 
-    def body(total: Any, item: Any) -> Any:
+    def body(total: Tree, item: Tree) -> Tree:
         index, micro, weight = item
         return jax.tree.map(jnp.add, total, one(index, micro, weight)), None
 
     rest = jax.tree.map(lambda leaf: leaf[1:], (batch, weights))
-    return jax.lax.scan(body, first, (jnp.arange(1, num_micro), *rest))[0]
+    summed: Loss = jax.lax.scan(body, first, (jnp.arange(1, num_micro), *rest))[0]
+    return summed
 
 
-def token_weights(state: TrainState, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Weights of every token in the cross-entropy and in the penalty; each sums to 1 over the whole batch."""
+def token_weights(state: TrainState, batch: Batch) -> Weights:
+    """Weights of every token in the cross-entropy and in each penalty, which has tokens of its own."""
+    objective, kept = state.objective, ()
+    if objective.keep is not None:
+        given = objective.keep.row_weights(state.keep, batch)
+        kept = (*given.control, *(() if given.anchor is None else (given.anchor,)))
+        batch = _trained(state, batch)
     counted = (batch.padding_mask > 0) & (batch.y >= 0)
     loss = _normalised(counted)
-    penalty = state.objective.penalty
-    if not isinstance(penalty, TokenPenalty) or penalty.tokens == "loss" or batch.penalty_mask is None:
-        return loss, loss
-    return loss, _normalised(batch.penalty_mask > 0)
+
+    def seen(tokens: PenaltyTokens) -> jax.Array:
+        if tokens == "loss":
+            return loss
+        if tokens == "new":
+            assert batch.old_mask is not None, "a penalty on new rows gets batches that mark the old ones"
+            return _normalised(counted & (batch.old_mask == 0))
+        return _normalised((batch.padding_mask if batch.penalty_mask is None else batch.penalty_mask) > 0)
+
+    anchor = loss
+    if isinstance(objective.penalty, TokenPenalty) and (
+        objective.penalty.tokens == "new" or batch.penalty_mask is not None
+    ):
+        anchor = seen(objective.penalty.tokens)
+    penalising = objective.methods.having("token_penalty")
+    own = {name: seen(each.config.penalty_tokens) for name, each in penalising.items()}
+    return Weights(loss, anchor, own, kept)
+
+
+def batch_factors(state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.Array | None, dict[str, jax.Array]]:
+    """Factors on each token's weight by methods that look at a whole batch, and the mean factor of each method.
+
+    The token losses that they ask for cost one forward pass without gradients; (None, {}) where no method asks.
+    """
+    weighing = state.objective.methods.having("batch_weights")
+    if not weighing:
+        return None, {}
+    asked = {each.config.weighs_by for each in weighing.values()}
+    nll = {whose: _batch_losses(state, batch, key, whose) for whose in sorted(asked)}
+    counted = (batch.padding_mask > 0) & (batch.y >= 0)
+    tokens, left, factors = jnp.maximum(counted.sum(), 1), counted, jnp.ones(counted.shape, jnp.float32)
+    measured = {}
+    for name, method in weighing.items():
+        memory = None if state.memory is None else state.memory.get(name)
+        given = method.batch_weights(memory, nll[method.config.weighs_by], batch)
+        factors = factors * given.factor
+        left = left if given.counted is None else left & given.counted
+        measured[f"method/{name}"] = jnp.where(counted, given.factor, 0).sum() / tokens
+    if left is not counted:
+        factors = factors * (tokens / jnp.maximum(left.sum(), 1))
+    return factors, measured
+
+
+def _batch_losses(state: TrainState, batch: Batch, key: jax.Array, whose: str) -> jax.Array:
+    """The loss of every token of a batch, (S, B, T), by the model as the step itself sees it, or by the reference."""
+    params = state.reference_params() if whose == "reference" else state.params
+
+    def one(item: tuple[jax.Array, Batch]) -> jax.Array:
+        index, micro = item
+        return state.token_losses(params, micro, None if whose == "reference" else jax.random.fold_in(key, index))
+
+    losses: jax.Array = jax.lax.map(one, (jnp.arange(batch.x.shape[0]), batch))
+    return losses
 
 
 def _normalised(mask: jax.Array) -> jax.Array:
@@ -110,68 +284,112 @@ def _normalised(mask: jax.Array) -> jax.Array:
     return weights / jnp.maximum(weights.sum(), 1.0)
 
 
-def hidden_states(state: TrainState, params: Any, micro: Batch, key: jax.Array | None) -> jax.Array:
-    """Hidden states (B, T, D) of a micro-batch; with a key, under dropout."""
-    dropout = key is not None and state.objective.model.dropout > 0
-    states: jax.Array = state.apply_fn(
-        {"params": params},
-        micro.x,
-        segment_ids=micro.segment_ids,
-        positions=micro.positions,
-        deterministic=not dropout,
-        method="hidden",
-        rngs={"dropout": key} if dropout else None,
-    )
-    return states
-
-
-def _micro_loss(trained: Any, state: TrainState, micro: Batch, weights: Any, key: jax.Array, num_micro: int) -> Any:
-    objective, penalty = state.objective, state.objective.penalty
-    params = objective.completed(state.params, trained)
-    hidden = hidden_states(state, params, micro, key)
-    arguments: dict[str, Any] = {"z_loss": objective.z_loss, "tied": objective.model.tie_embeddings}
+def micro_loss(
+    trained: Tree, state: TrainState, micro: Batch, weights: Weights, key: jax.Array, num_micro: int
+) -> Tree:
+    """The loss of a micro-batch, already normalised, and its parts; differentiable in the trained parameters."""
+    objective, methods, penalty = state.objective, state.objective.methods, state.objective.penalty
+    params, model = objective.completed(state.params, trained), objective.model
+    hidden, losses = state.hidden_states(params, micro, key)
+    arguments: Json = {"z_loss": objective.z_loss, "tied": model.tied, "softcap": model.softcap}
+    given = methods.token_penalties()
+    penalties = {name: Penalised(each, weight, weights.methods[name]) for name, (each, weight) in given.items()}
     if isinstance(penalty, TokenPenalty):
-        assert isinstance(state, KLDivergenceTrainState)
+        penalties = {"": Penalised(penalty, state.beta, weights.anchor), **penalties}
+    if objective.keep is not None:
+        asked = zip(objective.keep.penalties(), weights.kept, strict=True)
+        penalties |= {
+            f"{KEEP}{place}": Penalised(each, weight, own) for place, ((each, weight), own) in enumerate(asked)
+        }
+    in_slots = objective.reference_on_old and micro.slots is not None
+    nothing_old = in_slots and micro.slots.size == 0
+    if (objective.needs_reference or penalties) and not nothing_old:
         assert state.reference is not None, "a stage with a penalty has a reference"
         reference = jax.lax.stop_gradient(state.reference_params())
         arguments |= {
-            "penalty": penalty,
-            "beta": state.beta,
-            "reference_hidden": hidden_states(state, reference, micro, None),
-            "reference_unembedding_DV": unembedding(reference, objective.model),
-            "penalty_weights": weights[1],
+            "penalties": tuple(penalties.values()),
+            "reference_hidden": state.hidden_states(reference, slot_rows(micro) if in_slots else micro)[0],
+            "reference_unembedding_DV": model.unembedding(reference),
+            "reference_blocks": micro.slots.shape[0] if in_slots else 1,
         }
-    total, aux = token_loss(hidden, unembedding(params, objective.model), micro.y, weights[0], **arguments)
-    value = aux.penalty
+    arguments |= {"token_weights": methods.token_weights(state.memory), "ce_factors": weights.factors}
+    total, aux = token_loss(hidden, model.unembedding(params), micro.y, weights.loss, **arguments)
+    value = aux.penalty if isinstance(penalty, TokenPenalty) else jnp.float32(0)
     if isinstance(penalty, ParameterPenalty):
-        assert isinstance(state, KLDivergenceTrainState)
         # A distance between parameters belongs to the step, not to a row: each micro-batch brings an equal part.
         value = penalty.value(plain(state, params), plain(state, state.reference_params())) / num_micro
         total = total + state.beta * value
-    return total, {"ce": aux.ce, "penalty": value}
+    found = (jnp.float32(0),) * len(penalties) if nothing_old else aux.penalties
+    by_name = zip(penalties, found, strict=True)
+    measured = {name if name.startswith(KEEP) else f"method/{name}": each for name, each in by_name if name}
+    parts = {"ce": aux.ce, "penalty": value, **measured}
+    for name, (auxiliary, weight) in losses.items():
+        assert name not in RECORDED, f"an auxiliary loss of the model has the name {name!r}, which records use"
+        # The mean over micro-batches: it is of a batch, not of its tokens.
+        parts[name] = auxiliary / num_micro
+        total = total + weight * parts[name]
+    return total, parts
 
 
-def plain(state: TrainState, params: Any) -> Any:
+def _cross_entropy(
+    trained: Tree, state: TrainState, micro: Batch, weights: Weights, key: jax.Array, _num_micro: int
+) -> Tree:
+    """The cross-entropy of a micro-batch alone."""
+    objective = state.objective
+    params, model = objective.completed(state.params, trained), objective.model
+    hidden, _ = state.hidden_states(params, micro, key)
+    matrix = model.unembedding(params)
+    total, aux = token_loss(hidden, matrix, micro.y, weights.loss, tied=model.tied, softcap=model.softcap)
+    return total, {"ce": aux.ce}
+
+
+def plain(state: TrainState, params: Tree) -> Tree:
     """Parameters whose adapters, if there are any, are added to their kernels."""
     return params if state.base is None else tree_of(merged(leaves_of(params)))
 
 
-def next_beta(state: KLDivergenceTrainState, measured: jax.Array, finite: jax.Array) -> jax.Array:
-    """Beta for the next step: unchanged, or moved by the KL budget's controller towards the target."""
+def penalty_measured(state: TrainState, batch: Batch) -> jax.Array:
+    """Whether the penalty had anything to look at in a batch; False where the stage has none."""
+    penalty = state.objective.penalty
+    weights = token_weights(state, batch).anchor if isinstance(penalty, TokenPenalty) else None
+    return jnp.asarray(penalty is not None if weights is None else (weights > 0).any())
+
+
+def next_beta(state: TrainState, kl: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Beta for the next step and the running mean of the KL: as they are, or moved by the KL budget's controller.
+
+    Beta follows the mean at once where it comes near the target, so that nothing winds up that would have to
+    unwind, and drifts faster upwards than downwards: the target is a ceiling for the mean.
+
+    Args:
+        kl: of this step.
+        counts: whether it was measured, and the step not skipped; where it was not, nothing changes.
+    """
     target = state.objective.target
     if target is None or state.objective.penalty is None:
-        return state.beta
-    error = jnp.clip(measured / target - 1.0, -1.0, 1.0)
-    moved = state.beta * jnp.exp(BUDGET_RATE * error)
+        return state.beta, state.kl_mean
+    fresh = jnp.stack([kl, jnp.ones_like(kl)])
+    kl_mean = BUDGET_MEMORY * state.kl_mean + (1 - BUDGET_MEMORY) * fresh
+    now = _excess(kl_mean, target)
+    before = jnp.where(state.kl_mean[1] > 0, _excess(state.kl_mean, target), now)
+    drift = jnp.where(now > 0, BUDGET_UP, BUDGET_DOWN) * now
+    moved = state.beta * jnp.exp(BUDGET_GAIN * (now - before) + drift)
     moved = jnp.clip(moved, 1.0 / BUDGET_RANGE, BUDGET_RANGE)
-    return jnp.where(finite, moved, state.beta)
+    return jnp.where(counts, moved, state.beta), jnp.where(counts, kl_mean, state.kl_mean)
+
+
+def _excess(kl_mean: jax.Array, target: float) -> jax.Array:
+    """How far a mean (sum, weight) is above what a budget aims at, in powers of e, within bounds."""
+    mean = kl_mean[0] / jnp.maximum(kl_mean[1], 1e-30)
+    excess: jax.Array = jnp.clip(jnp.log(jnp.maximum(mean, 1e-30) / (BUDGET_AIM * target)), *BUDGET_EXCESS)
+    return excess
 
 
 def val_step(state: TrainState, batch: Batch) -> tuple[jax.Array, jax.Array, Sums]:
     """Sum of the NLL and number of tokens over S micro-batches, and the last one's sums."""
 
-    def body(total: Any, micro: Batch) -> Any:
-        sums = batch_sums(state.apply_fn, state.objective.model, state.params, micro)
+    def body(total: Tree, micro: Batch) -> Tree:
+        sums = batch_sums(state.objective.model, state.params, micro)
         return (total[0] + sums.nll, total[1] + sums.tokens), sums
 
     zero = (jnp.float32(0), jnp.float32(0))
@@ -179,23 +397,14 @@ def val_step(state: TrainState, batch: Batch) -> tuple[jax.Array, jax.Array, Sum
     return loss_sum, token_count, jax.tree.map(lambda leaf: leaf[-1], each)
 
 
-def penalty_cosine(state: KLDivergenceTrainState, batch: Batch, key: jax.Array) -> jax.Array:
-    """Cosine between the gradients of the penalty and of the cross-entropy on the same batch.
-
-    At 1 the penalty only rescales plain training and cannot hold the model back.
-    """
-
-    def part(name: str) -> Any:
-        def loss_fn(params: Any, state: Any, micro: Batch, *rest: Any) -> Any:
-            without = state.replace(beta=jnp.zeros_like(state.beta))
-            plain, parts = _micro_loss(params, without, micro, *rest)
-            if name == "ce":
-                return plain, parts
-            full, parts = _micro_loss(params, state.replace(beta=jnp.ones_like(state.beta)), micro, *rest)
-            return full - plain, parts
-
-        return accumulated(loss_fn, state, batch, key)[1]
-
-    pull, push = part("penalty"), part("ce")
-    dot = sum(jnp.vdot(a, b) for a, b in zip(jax.tree.leaves(pull), jax.tree.leaves(push), strict=True))
-    return dot / jnp.maximum(optax.global_norm(pull) * optax.global_norm(push), 1e-30)
+def probe_step(state: TrainState, batch: Batch, key: jax.Array, probes: tuple[Callable[..., Any], ...]) -> Tree:
+    """What probes see of a step that is about to be taken: scalars by name; the step itself is another program."""
+    objective, trained = state.objective, state.trained()
+    gradients = loss_and_gradients(state, batch, key).total
+    learning_rate = objective.schedule(state.step)
+    updates, _ = objective.optimizer.update(gradients, state.opt_state, trained, learning_rate)
+    updates = objective.methods.updates(state.memory, updates, trained)
+    found: dict[str, jax.Array] = {}
+    for probe in probes:
+        found |= probe(state, batch, gradients, updates)
+    return found

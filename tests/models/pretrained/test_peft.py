@@ -12,11 +12,12 @@ from safetensors.numpy import load_file
 
 from holdfast.models.config import ArchitectureConfig, ModelSpec, resolve
 from holdfast.models.decoder import Decoder
+from holdfast.models.family import decoder
 from holdfast.models.lora import merged
+from holdfast.models.parameters import leaves_of, trainable_for, tree_of
 from holdfast.models.pretrained import save_pretrained
-from holdfast.models.pretrained.peft import save_adapters
+from holdfast.models.pretrained.write import save_adapters
 from holdfast.optim.config import LoraConfig
-from holdfast.training.trainable import leaves_of, trainable_for, tree_of
 
 TOKENS = np.random.default_rng(0).integers(0, 64, (2, 16))
 PRESETS = {
@@ -32,11 +33,11 @@ def written(name: str, folder: Path, targets: list[str]) -> tuple[ModelSpec, dic
     options = {"n_layers": 2, "n_embd": 32, "n_head": 4, "head_dim": 8, **PRESETS[name]}
     spec = resolve(ArchitectureConfig(**options), block_size=16, vocab_size=64)
     base = leaves_of(nn.meta.unbox(Decoder(spec).init(jax.random.key(0), TOKENS[:, :1])["params"]))
-    found = trainable_for([], LoraConfig(rank=3, alpha=6.0, targets=targets), spec)
+    found = trainable_for([], LoraConfig(rank=3, alpha=6.0, targets=targets), decoder(spec))
     assert found is not None
     assert found.lora is not None
     chance = np.random.default_rng(1)
-    shapes = found.lora.shapes(spec).items()
+    shapes = found.lora.shapes(decoder(spec)).items()
     leaves = {path: 0.1 * chance.standard_normal(shape, dtype=np.float32) for path, shape in shapes}
     leaves |= {path: np.full_like(leaf, 2.0) for path, leaf in leaves.items() if path.endswith("scale")}
     both = {**base, **leaves}

@@ -162,8 +162,11 @@ def test_pickles_are_refused_with_the_way_to_convert_them(tmp_path):
         ({"attention_bias": True}, "mlp_bias: got None, expected True"),
         ({"hidden_act": "relu"}, "hidden_act: got 'relu'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling"),
-        ({"model_type": "mistral", "sliding_window": 8}, "sliding_window: got 8"),
-        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}, "sliding_window: got 8"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window: got 0, expected a number from 1"),
+        ({"model_type": "gemma2", "layer_types": ["sliding_attention"]}, "layer_types: got ['sliding_attention']"),
+        ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1.0}}, "rope_parameters"),
+        ({"model_type": "smollm3", "use_sliding_window": True}, "use_sliding_window: got True"),
+        ({"model_type": "phi3", "rope_scaling": {"rope_type": "longrope"}}, "rope_scaling"),
         ({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers: got 'two', expected int"),
@@ -340,3 +343,57 @@ def test_stories260k_reads_stories():
     logits = jax.jit(Decoder(spec).apply)({"params": params}, x)
     nats = -jnp.take_along_axis(jax.nn.log_softmax(logits), np.maximum(y, 0)[..., None], -1)[..., 0]
     assert float(nats[y >= 0].mean()) == pytest.approx(1.31, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", "[" * 100_000, '{"weight_map": []}', '{"weight_map": "x"}', '{"weight_map": {}}'),
+        *(
+            '{"weight_map": {"a": 1}}',
+            '{"weight_map": {"a": "../x.safetensors"}}',
+            '{"weight_map": {"a": "/etc/passwd"}}',
+        ),
+        *('{"weight_map": null}', '{"weight_map": {"a": null}}', '{"weight_map": {"a": "\\u0000"}}'),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_an_index_that_is_none_is_named(tmp_path, text):
+    folder = tmp_path / "model"
+    write(folder, llama_tensors())
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(UserError, match=r"model\.safetensors\.index\.json"):
+        load_params(folder, load_spec(folder), mesh())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": ["llama"]},
+        {"hidden_size": 2**31},
+        {"hidden_size": 2**63},
+        {"hidden_size": 0},
+        {"num_hidden_layers": -1},
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": 3},
+        {"num_attention_heads": 17},
+        {"intermediate_size": 10**30},
+        {"vocab_size": 2**31 - 1, "hidden_size": 2**31 - 1},
+        {"rms_norm_eps": float("nan")},
+        {"rms_norm_eps": -1.0},
+        {"rope_theta": 0},
+        {"rope_theta": float("inf")},
+        {"head_dim": 3},
+        {"model_type": "mistral", "sliding_window": "x"},
+        {"rope_scaling": [1]},
+        {"rope_scaling": {"rope_type": "linear", "factor": 0.0}},
+        {"rope_scaling": {"rope_type": ["llama3"]}},
+        {"max_position_embeddings": True},
+    ],
+    ids=str,
+)
+def test_options_of_a_hostile_folder_are_refused_in_a_message(tmp_path, changes):
+    folder = tmp_path / "model"
+    write(folder, llama_tensors(), **changes)
+    with pytest.raises(UserError, match=r"config\.json"):
+        load_spec(folder, 16)

@@ -36,6 +36,9 @@ SCALED = {
 }
 GPT2 = {"vocab_size": V, "n_positions": LONG, "n_embd": 48, "n_layer": 3, "n_head": 4}
 NEOX = {**LLAMA, "hidden_size": 64, "num_attention_heads": 4}
+SMALL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+HALF_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+GEMMA = {**GROUPED, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 50}
 CASES = {
     "gpt2": ("GPT2", GPT2),
     "gpt2-untied": ("GPT2", {**GPT2, "tie_word_embeddings": False, "n_inner": 72, "activation_function": "gelu"}),
@@ -45,8 +48,51 @@ CASES = {
     "llama3-rope": ("Llama", {**GROUPED, "rope_parameters": SCALED}),
     "linear-rope": ("Llama", {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}}),
     "mistral": ("Mistral", {**GROUPED, "sliding_window": None}),
+    "mistral-window": ("Mistral", {**GROUPED, "sliding_window": 50}),
     "qwen2": ("Qwen2", {**GROUPED, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {**GROUPED, "head_dim": 16}),
+    "qwen3-window": (
+        "Qwen3",
+        {**GROUPED, "head_dim": 16, "use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
+    ),
+    "smollm3": ("SmolLM3", {**GROUPED, **SMALL_IDS, "num_hidden_layers": 4}),
+    "granite": (
+        "Granite",
+        {
+            **GROUPED,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 13.0,
+        },
+    ),
+    "phi3": ("Phi3", {**GROUPED, **SMALL_IDS}),
+    "phi3-window": (
+        "Phi3",
+        {
+            **GROUPED,
+            **SMALL_IDS,
+            "sliding_window": 50,
+            "rope_parameters": HALF_ROPE,
+        },
+    ),
+    "olmo2": ("Olmo2", {**GROUPED, **SMALL_IDS}),
+    "gemma": ("Gemma", {**GROUPED, "head_dim": 16}),
+    "gemma2": ("Gemma2", {**GEMMA, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 2.0}),
+    "gemma2-short": ("Gemma2", {**GEMMA, "sliding_window": 4096, "final_logit_softcapping": None}),
+    "gemma3": ("Gemma3Text", {**GEMMA, "num_hidden_layers": 4, "sliding_window_pattern": 3}),
+    "gemma3-stretched": (
+        "Gemma3Text",
+        {
+            **GEMMA,
+            "final_logit_softcapping": 5.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 2e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+            },
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
     "neox": ("GPTNeoX", NEOX),
     "neox-serial-tied": ("GPTNeoX", {**NEOX, "use_parallel_residual": False, "tie_word_embeddings": True}),
 }
@@ -95,7 +141,9 @@ def test_logits_are_theirs_and_survive_the_way_back(theirs, tmp_path):
     params = load_params(folder, spec, mesh())
     np.testing.assert_allclose(our_logits(spec, params), expected, atol=1e-4, rtol=1e-4)
 
-    save_pretrained(params, spec, tmp_path / "out")
+    save_pretrained(
+        params, spec, tmp_path / "out", family=json.loads((folder / "config.json").read_text())["model_type"]
+    )
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
     np.testing.assert_array_equal(logits_of(again), expected)
 

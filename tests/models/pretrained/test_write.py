@@ -13,7 +13,7 @@ from holdfast.errors import UserError
 from holdfast.execution.topology import Topology
 from holdfast.models import ArchitectureConfig, Decoder, resolve
 from holdfast.models.pretrained import family_for, import_model, load_params, load_spec, save_pretrained, write
-from holdfast.models.pretrained.card import run_card
+from holdfast.models.pretrained.write import run_card
 
 SMALL = {"n_layers": 2, "n_embd": 16, "n_head": 2, "n_ff": 24}
 
@@ -100,7 +100,9 @@ def test_importing_writes_the_same_model_again(tmp_path):
     first, second = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("one", "two"))
     assert first == second
     jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path / "two", spec, mesh()), params)
-    assert "Converted by Holdfast" in (tmp_path / "two" / "README.md").read_text()
+    card = (tmp_path / "two" / "README.md").read_text()
+    assert "Converted by Holdfast from `one`" in card
+    assert str(tmp_path) not in card
 
 
 def test_the_card_holds_the_curriculum_and_the_matrix(tmp_path):
@@ -111,15 +113,20 @@ def test_the_card_holds_the_curriculum_and_the_matrix(tmp_path):
         "metrics": {"nll": {"forgetting": 0.75, "forward_transfer": None}},
     }
     (tmp_path / "results.json").write_text(json.dumps(results))
-    (tmp_path / "config.yaml").write_text("# which job\njob: continual/train/abcd\ntraining:\n  seed: 0\n")
+    places = f"architecture:\n  from: {tmp_path}/models/small\ndata:\n  root: ~/data\n  cache: {tmp_path}/cache\n"
+    text = f"# which job\njob: continual/train/abcd\ntraining:\n  seed: 0\n{places}"
+    (tmp_path / "config.yaml").write_text(text)
     card = run_card(tmp_path, "final", {"step": 1200, "tokens": 76800}, "llama", spec_of())
     for part in (
         "checkpoint `final`: step 1,200",
         "1. stories\n2. plays",
         "| plays | 2 | – |",
         "forgetting 0.75",
-        "```yaml\njob: continual/train/abcd\ntraining:\n  seed: 0\n```",
+        "```yaml\njob: continual/train/abcd\ntraining:\n  seed: 0\narchitecture:",
     ):
         assert part in card
     assert "forward transfer" not in card
+    assert "from: small" in card
+    assert str(tmp_path) not in card
+    assert "~" not in card
     assert "accuracy" not in card  # no task of the run has one

@@ -3,23 +3,17 @@
 import difflib
 from collections.abc import Iterator
 
-from holdfast.data.config import DataConfig
+from holdfast.data.config import DataConfig, check_dataset_name
 from holdfast.data.documents import Document, Source, SourceContext, read
 from holdfast.data.sources import (  # noqa: F401 (importing them registers them)
-    arithmetic,
-    fineweb,
-    lists,
-    mnli,
-    pycode,
+    generated,
+    hub,
     pydocs,
-    qqp,
-    siqa,
-    sst2,
-    tinystories,
+    stdlib,
 )
 from holdfast.data.sources.user import root_source, user_source
 from holdfast.errors import UserError
-from holdfast.registry import datasets
+from holdfast.registry import PLUGIN_HINT, datasets
 
 __all__ = ["documents", "find_source"]
 
@@ -31,6 +25,7 @@ def documents(name: str, split: str, data: DataConfig) -> Iterator[Document]:
 
 def find_source(name: str, data: DataConfig) -> Source:
     """The source of that name: the configuration's own first, then the registered ones, then `data/root`."""
+    check_dataset_name(name)
     if name in data.sources:
         return user_source(name, data.sources[name])
     if name in datasets:
@@ -45,7 +40,7 @@ def find_source(name: str, data: DataConfig) -> Source:
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UserError(
         f"there is no dataset {name!r}; {hint}known: {', '.join(known)}; or describe it under data/sources/{name}, "
-        f"or put {name}/train.jsonl into the folder that data/root (or HOLDFAST_DATA) names"
+        f"or put {name}/train.jsonl into the folder that data/root (or HOLDFAST_DATA) names; {PLUGIN_HINT}"
     )
 
 
@@ -53,4 +48,5 @@ def _folders(data: DataConfig) -> list[str]:
     root = data.root_path()
     if root is None or not root.is_dir():
         return []
-    return [folder.name for folder in root.iterdir() if root_source(folder.name, data) is not None]
+    names = [folder.name for folder in root.iterdir() if not folder.name.startswith(".")]
+    return [name for name in names if root_source(name, data) is not None]

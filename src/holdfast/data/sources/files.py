@@ -4,9 +4,11 @@ JSON lines and text are read here, since broken rows must be counted one by one 
 format goes through Hugging Face `datasets`, streamed.
 """
 
+import contextlib
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -14,6 +16,8 @@ from typing import IO, Any, NamedTuple
 from holdfast.data.documents import SourceContext
 from holdfast.errors import UserError
 from holdfast.execution.files import write_json
+from holdfast.execution.storage import unreachable
+from holdfast.types import Json
 
 ENDINGS = {
     ".jsonl": "jsonl",
@@ -36,7 +40,7 @@ BATCH = 256  # rows asked of `datasets` at a time
 class Row(NamedTuple):
     """The fields of a row and where it stands."""
 
-    fields: dict[str, Any]
+    fields: Json
     file: str
     line: int
 
@@ -93,7 +97,11 @@ def _read_file(
                     if number % BATCH == 0:
                         context.fraction = start + share * min(raw.tell() / max(path.stat().st_size, 1), 1.0)
                     yield row
-        except (OSError, EOFError) as error:
+        except (EOFError, zlib.error) as error:
+            raise UserError(f"{path}: cannot be read: {error}") from None
+        except OSError as error:
+            if unreachable(error) is not None:
+                raise  # not the file's fault
             raise UserError(f"{path}: cannot be read: {error}") from None
     else:
         yield from _read_table(path, kind)
@@ -104,8 +112,11 @@ def _unpacked(path: Path, raw: IO[bytes]) -> IO[bytes]:
 
 
 def _is_array(path: Path) -> bool:
-    with path.open("rb") as raw, _unpacked(path, raw) as file:
-        return file.read(64).lstrip()[:1] == b"["
+    try:
+        with path.open("rb") as raw, _unpacked(path, raw) as file:
+            return file.read(64).lstrip()[:1] == b"["
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
 
 
 def _lines(file: IO[bytes], path: Path, context: SourceContext) -> Iterator[tuple[int, bytes]]:
@@ -208,7 +219,7 @@ def _read_table(path: Path, kind: str) -> Iterator[Row]:
         raise UserError(f"{path}: cannot be read as {kind}: {error}") from None
 
 
-def batched_rows(rows: Any) -> Iterator[dict[str, Any]]:
+def batched_rows(rows: Any) -> Iterator[Json]:
     """The rows of a dataset of the `datasets` library, fetched many at a time."""
     for batch in rows.iter(batch_size=BATCH):
         names = list(batch)
@@ -223,7 +234,7 @@ def file_hash(path: Path, cache: Path) -> str:
         return _hash(path)
     state = [str(path.resolve()), status.st_size, status.st_mtime_ns]
     note = cache / "hashes" / f"{hashlib.sha256(str(state[0]).encode()).hexdigest()[:32]}.json"
-    if note.is_file():
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no note, or a damaged one
         known = json.loads(note.read_text(encoding="utf-8"))
         if known["state"] == state:
             return str(known["hash"])

@@ -1,15 +1,17 @@
-"""`pydocs`: the English prose that Python carries: the topics of `help()` and the standard library's docstrings."""
+"""English prose that Python carries: `docstrings` of its standard library; `pydocs` adds the topics of `help()`."""
 
 import ast
 import inspect
+import re
 import warnings
 from collections.abc import Iterator
 
-from holdfast.data.documents import Document, LocalSource, SourceContext, normalise
+from holdfast.data.documents import Document, LocalSource, SourceContext, digest, normalise
 from holdfast.data.sources import stdlib
 from holdfast.registry import datasets
 
 DOCUMENT_CHARACTERS = 3000  # docstrings of one module are joined up to about this length
+RUN = 8  # words that no two paragraphs of `docstrings` share
 SHORTEST = 40  # characters; shorter docstrings are hardly prose
 
 
@@ -36,6 +38,44 @@ class PyDocs(LocalSource):
 
     def fingerprint(self, context: SourceContext) -> str:  # noqa: ARG002
         return "pydocs-1-" + stdlib.fingerprint()
+
+
+@datasets.register("docstrings", help="text: the docstrings of Python's standard library (no download)")
+class Docstrings(LocalSource):
+    """Documentation prose in which nothing is said twice, so that no held-out text is in the training part.
+
+    The help topics of `pydocs` are left out: `pycode` has them too, as strings in a source file.
+    """
+
+    name = "docstrings"
+    kind = "text"
+
+    def splits(self, context: SourceContext) -> tuple[str, ...]:  # noqa: ARG002 (the protocol's argument)
+        return ("train",)
+
+    def documents(self, split: str, context: SourceContext) -> Iterator[Document]:  # noqa: ARG002
+        seen: set[str] = set()
+        runs: set[bytes] = set()
+        files = stdlib.files()
+        for index, path in enumerate(files):
+            name = stdlib.name_of(path)
+            context.fraction = (index + 1) / len(files)
+            docstrings = _docstrings(stdlib.source_of(path) or "", seen)
+            paragraphs = (part for prose in docstrings for part in prose.split("\n\n") if _says_new(part, runs))
+            for number, prose in enumerate(_joined(paragraphs)):
+                yield Document(id=f"{name}:{number}", text=prose, group=name)
+
+    def fingerprint(self, context: SourceContext) -> str:  # noqa: ARG002
+        return "docstrings-1-" + stdlib.fingerprint()
+
+
+def _says_new(paragraph: str, runs: set[bytes]) -> bool:
+    """Whether none of a paragraph's runs of eight words came up before; its own are added."""
+    words = re.findall(r"\w+", paragraph.lower())
+    own = {digest(" ".join(words[start : start + RUN])) for start in range(len(words) - RUN + 1)}
+    new = runs.isdisjoint(own)
+    runs |= own
+    return new
 
 
 def _topics(seen: set[str]) -> Iterator[Document]:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.data.config import DataConfig
+from holdfast.data.config import DataConfig, check_dataset_name
 from holdfast.data.documents import Document, SourceContext
 from holdfast.data.sources.files import Row, batched_rows, file_hash, read_files, split_files
 from holdfast.data.sources.templates import BrokenRowError, Template
 from holdfast.errors import UserError
+from holdfast.types import Json
 
 READER = 1  # changes when the same files would give other documents
 HUB_SECONDS = 10.0  # to find out whether the hub answers
@@ -32,6 +33,7 @@ class Hub:
 
 def root_files(name: str, data: DataConfig) -> Files:
     """The files of a dataset under `data/root`."""
+    check_dataset_name(name)
     root = data.root_path()
     if root is None:
         return {}
@@ -133,7 +135,7 @@ def load_hub(hub: Hub, split: str, wanted: str) -> tuple[Any, int | None]:
     from datasets import load_dataset
     from huggingface_hub import HfApi
 
-    options: dict[str, Any] = {"split": hub.splits[split], "revision": hub.revision}
+    options: Json = {"split": hub.splits[split], "revision": hub.revision}
     try:
         # One short question first: `datasets` itself would ask for half a minute before it gives up.
         HfApi().dataset_info(hub.name, revision=hub.revision, timeout=HUB_SECONDS)

@@ -10,6 +10,7 @@ from typing import Any
 
 from holdfast.data.documents import Document
 from holdfast.errors import ConfigError
+from holdfast.types import JsonView
 
 
 class BrokenRowError(Exception):
@@ -48,7 +49,7 @@ class Template:
         # The order of labels is the order of the choices, so keys are not sorted.
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
 
-    def document(self, row: Mapping[str, Any], id: str) -> Document:
+    def document(self, row: JsonView, id: str) -> Document:
         """The document of a row; raises BrokenRowError."""
         group = "" if self.group is None else fill(self.group, row)
         if self.prompt is None:
@@ -67,7 +68,7 @@ class Template:
     def _order(self) -> dict[str, int]:
         return {raw: index for index, raw in enumerate(self.labels)}
 
-    def _answer(self, row: Mapping[str, Any]) -> tuple[str, tuple[str, ...], int | None]:
+    def _answer(self, row: JsonView) -> tuple[str, tuple[str, ...], int | None]:
         if self.labels:
             raw = str(_value(row, self.label))
             label = self._order.get(raw)
@@ -83,18 +84,18 @@ class Template:
             return _placed(answer, self._choices(row)) if self.choices else (answer, (), None)
         choices = self._choices(row)
         raw = str(_value(row, self.label))
-        if not raw.isdigit() or int(raw) >= len(choices):
+        if not (raw.isascii() and raw.isdigit() and len(raw) <= 18) or int(raw) >= len(choices):
             raise BrokenRowError(
-                "label outside the choices", f"{self.label} is {raw!r}, choices are 0 to {len(choices) - 1}"
+                "label outside the choices", f"{self.label} is {raw[:80]!r}, choices are 0 to {len(choices) - 1}"
             )
         return choices[int(raw)], choices, int(raw)
 
-    def _wrap(self, text: str, row: Mapping[str, Any]) -> str:
+    def _wrap(self, text: str, row: JsonView) -> str:
         """What a label stands for, put into the answer's template if there is one."""
         text = fill(text, row)
         return text if self.answer is None else fill(self.answer, {**row, self.label: text})
 
-    def _choices(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+    def _choices(self, row: JsonView) -> tuple[str, ...]:
         if len(self.choices) == 1:
             names = fields(self.choices[0])
             if len(names) == 1 and isinstance(row.get(names[0]), Sequence) and not isinstance(row[names[0]], str):
@@ -108,7 +109,7 @@ def _placed(answer: str, choices: tuple[str, ...]) -> tuple[str, tuple[str, ...]
     return answer, choices, choices.index(answer)
 
 
-def _value(row: Mapping[str, Any], name: str) -> Any:
+def _value(row: JsonView, name: str) -> Any:
     value = row.get(name)
     if value is None:
         raise BrokenRowError("missing field", f"{name} (the row has {', '.join(map(str, row)) or 'nothing'})")
@@ -128,7 +129,7 @@ def _proper(text: Any) -> str:
     return text
 
 
-def fill(template: str, row: Mapping[str, Any]) -> str:
+def fill(template: str, row: JsonView) -> str:
     """A template with the row's values in place of the names in braces.
 
     >>> fill("{a} and {b}", {"a": 1, "b": "two"})

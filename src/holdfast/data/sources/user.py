@@ -8,8 +8,9 @@ from holdfast.data.config import DataConfig, SourceConfig
 from holdfast.data.sources.files import format_of, split_files
 from holdfast.data.sources.tables import Files, Hub, TableSource
 from holdfast.data.sources.templates import Template, check
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, UserError
 
+MOST_FILES = 1_000_000  # looked at for one dataset
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -38,7 +39,10 @@ def user_source(name: str, config: SourceConfig) -> TableSource:
 
 
 def _files(name: str, config: SourceConfig) -> Files:
-    found = {"train": _matches(config.path, config.format)}
+    try:
+        found = {"train": _matches(config.path, config.format)}
+    except UserError as error:
+        raise UserError(f"data/sources/{name}/path: {error}") from None
     folder = Path(config.path).expanduser()
     if folder.is_dir() and (train := split_files(folder, "train")):
         found = {"train": train, "validation": split_files(folder, "validation")}
@@ -58,12 +62,25 @@ def _files(name: str, config: SourceConfig) -> Files:
 
 
 def _matches(pattern: str, format: str | None) -> list[Path]:
+    """The files that a path or a glob names; one that looks through a whole disk is refused."""
     path = Path(pattern).expanduser()
     if path.is_file():
         return [path]
+    start = path
+    while glob.has_magic(str(start)):
+        start = start.parent
+    start = start.resolve()
+    if start == Path(start.anchor) and (path.is_dir() or "**" in pattern):
+        raise UserError(f"{pattern}: looks through the whole disk; name a folder below {start.anchor}")
     # Path.glob takes no absolute patterns.
-    found = path.rglob("*") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
-    return sorted(item for item in found if item.is_file() and (format is not None or format_of(item)))
+    found = path.rglob("*") if path.is_dir() else map(Path, glob.iglob(str(path), recursive=True))  # noqa: PTH207
+    files = []
+    for number, item in enumerate(found):
+        if number == MOST_FILES:
+            raise UserError(f"{pattern}: more than {MOST_FILES:,} files; name a smaller folder")
+        if item.is_file() and (format is not None or format_of(item)):
+            files.append(item)
+    return sorted(files)
 
 
 def _hub(name: str, config: SourceConfig) -> Hub:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.execution.files import write_atomically
+from holdfast.types import Json
 
 META_FILE = "holdfast_tokenizer.json"
 
@@ -72,7 +73,7 @@ def model_vocab_size(tokenizer: Tokenizer) -> int:
     return -(-tokenizer.vocab_size // unit) * unit
 
 
-def write_meta(folder: Path, meta: dict[str, Any]) -> None:
+def write_meta(folder: Path, meta: Json) -> None:
     """Write the file that says what kind of tokenizer a folder holds."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / META_FILE, json.dumps(meta, indent=2, sort_keys=True) + "\n")

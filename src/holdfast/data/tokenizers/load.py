@@ -8,6 +8,7 @@ from holdfast.data.config import TokenizerConfig
 from holdfast.data.tokenizers.base import META_FILE, Tokenizer
 from holdfast.data.tokenizers.bytelevel import BytesTokenizer
 from holdfast.errors import ConfigError
+from holdfast.types import Json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
@@ -34,7 +35,7 @@ def load_tokenizer(name: str | Path | TokenizerConfig, *, eot: str | None = None
 
     folder = Path(name).expanduser()
     if (folder / META_FILE).is_file():
-        meta = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
+        meta = _read_meta(folder / META_FILE)
         if meta["kind"] == "bytes":
             return BytesTokenizer()
         rust = _read_json(folder / "tokenizer.json")
@@ -45,6 +46,19 @@ def load_tokenizer(name: str | Path | TokenizerConfig, *, eot: str | None = None
         # Its models saw <s> before every story and never </s>: that is what parts documents.
         return LibraryTokenizer(read_llama2c(folder), str(name), eot or "<s>", pad)
     return LibraryTokenizer(_open(folder, str(name)), str(name), eot, pad)
+
+
+def _read_meta(path: Path) -> Json:
+    """What kind of tokenizer a folder holds, as `write_meta` wrote it."""
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        whole = meta["kind"] == "bytes" or isinstance(meta["name"], str)
+        whole &= all(isinstance(meta.get(key), str | None) for key in ("eot", "pad"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError("tokenizer/name", str(path.parent), EXPECTED, f"{path.name} is damaged: {error!r}") from None
+    if not whole:
+        raise ConfigError("tokenizer/name", str(path.parent), EXPECTED, f"{path.name} is damaged")
+    return {"eot": None, "pad": None, **meta}
 
 
 def _open(path: Path, name: str) -> "RustTokenizer":

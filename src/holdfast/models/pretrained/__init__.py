@@ -1,4 +1,4 @@
-"""Pretrained models in and out: folders of the hub's kind (GPT-2, Llama, Mistral, Qwen, GPT-NeoX) and llama2.c's files.
+"""Pretrained models in and out: folders of the hub's kind (the families of `families.py`) and llama2.c's files.
 
 `load_spec` and `tokenizer_for` need no JAX; the rest imports it when first asked for.
 """
@@ -11,12 +11,10 @@ from holdfast.models.pretrained.source import load_spec
 from holdfast.models.pretrained.tokenizers import tokenizer_for
 
 if TYPE_CHECKING:
-    from holdfast.models.pretrained.convert import import_model
-    from holdfast.models.pretrained.read import abstract_params, load_params
-    from holdfast.models.pretrained.write import save_pretrained
+    from holdfast.models.pretrained.read import load_params
+    from holdfast.models.pretrained.write import import_model, save_pretrained
 
 __all__ = [
-    "abstract_params",
     "family_for",
     "import_model",
     "load_params",
@@ -25,7 +23,7 @@ __all__ = [
     "tokenizer_for",
 ]
 
-_LAZY = {"abstract_params": "read", "load_params": "read", "save_pretrained": "write", "import_model": "convert"}
+_LAZY = {"load_params": "read", "save_pretrained": "write", "import_model": "write"}
 
 
 def __getattr__(name: str) -> Any:

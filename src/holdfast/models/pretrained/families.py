@@ -6,15 +6,15 @@ rules: its config.json is written and read back, and what comes back different i
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import UserError
 from holdfast.models.config import ModelSpec
-from holdfast.models.pretrained import gpt2, llama, neox, qwen
-from holdfast.models.pretrained.options import Options
-from holdfast.models.pretrained.weights import Weight
+from holdfast.models.pretrained import gemma, gpt2, llama, neox
+from holdfast.models.pretrained.formats import Options, Weight
+from holdfast.types import Json, JsonView
 
 # Options of training and of the machine: they are no property of the model.
 FREE = ("dropout", "param_dtype", "dtype", "remat", "scan_layers")
@@ -37,7 +37,7 @@ class Family:
     architecture: str
     prefix: str
     spec: Callable[[Options, int | None], ModelSpec]
-    config: Callable[[ModelSpec], dict[str, Any]]
+    config: Callable[[ModelSpec], Json]
     weights: Callable[[ModelSpec], dict[str, Weight]]
 
     def missing_in(self, spec: ModelSpec) -> dict[str, tuple[Any, Any]]:
@@ -51,13 +51,26 @@ class Family:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+_TABLE = (
+    ("llama", "Llama", llama.spec, llama.config, llama.weights),
+    ("mistral", "Mistral", llama.mistral_spec, llama.mistral_config, llama.weights),
+    ("qwen2", "Qwen2", llama.qwen2_spec, llama.qwen2_config, llama.weights),
+    ("qwen3", "Qwen3", llama.qwen3_spec, llama.qwen3_config, llama.weights),
+    ("smollm3", "SmolLM3", llama.smollm3_spec, llama.smollm3_config, llama.weights),
+    ("granite", "Granite", llama.granite_spec, llama.granite_config, llama.weights),
+    ("phi3", "Phi3", llama.phi3_spec, llama.phi3_config, llama.phi3_weights),
+    ("olmo2", "Olmo2", llama.olmo2_spec, llama.olmo2_config, llama.post_norm_weights),
+    ("gemma", "Gemma", gemma.spec, gemma.config, llama.weights),
+    ("gemma2", "Gemma2", gemma.gemma2_spec, gemma.gemma2_config, llama.post_norm_weights),
+    ("gemma3_text", "Gemma3", gemma.gemma3_spec, gemma.gemma3_config, llama.post_norm_weights),
+)
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
-        Family("llama", "LlamaForCausalLM", "model.", llama.spec, llama.config, llama.weights),
-        Family("mistral", "MistralForCausalLM", "model.", llama.mistral_spec, llama.mistral_config, llama.weights),
-        Family("qwen2", "Qwen2ForCausalLM", "model.", qwen.spec2, qwen.config2, llama.weights),
-        Family("qwen3", "Qwen3ForCausalLM", "model.", qwen.spec3, qwen.config3, llama.weights),
+        *(
+            Family(name, f"{theirs}ForCausalLM", "model.", spec, config, weights)
+            for name, theirs, spec, config, weights in _TABLE
+        ),
         Family("gpt2", "GPT2LMHeadModel", "transformer.", gpt2.spec, gpt2.config, gpt2.weights),
         Family("gpt_neox", "GPTNeoXForCausalLM", "gpt_neox.", neox.spec, neox.config, neox.weights),
     )
@@ -73,17 +86,17 @@ def normalised(spec: ModelSpec) -> ModelSpec:
 
     The order of rotated channels is one of them: weights are stored in the order of halves.
     """
-    plain: dict[str, Any] = {name: ModelSpec.__dataclass_fields__[name].default for name in FREE}
+    plain: Json = {name: ModelSpec.__dataclass_fields__[name].default for name in FREE}
     if spec.positions != "rotary":
         plain |= {name: item.default for name, item in ModelSpec.__dataclass_fields__.items() if "rope" in name}
     return dataclasses.replace(spec, **{**plain, "rope_interleaved": False})
 
 
-def family_of(config: Mapping[str, Any], where: Any) -> Family:
+def family_of(config: JsonView, where: Any) -> Family:
     """The family that a config.json names."""
     name = config.get("model_type")
-    if name not in FAMILIES:
-        raise UserError(f"{where}: model_type: got {name!r}, expected one of {', '.join(FAMILIES)}")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise UserError(f"{where}: model_type: got {str(name)[:120]!r}, expected one of {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
 

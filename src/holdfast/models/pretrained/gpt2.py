@@ -1,10 +1,8 @@
 """GPT-2: learned positions, layer norms, biases; weights are stored (in, out), with q, k and v side by side."""
 
-from typing import Any
-
 from holdfast.models.config import ModelSpec
-from holdfast.models.pretrained.options import ACTIVATIONS, Options, name_of
-from holdfast.models.pretrained.weights import Weight, thirds
+from holdfast.models.pretrained.formats import ACTIVATIONS, Options, Weight, name_of, thirds
+from holdfast.types import Json
 
 
 def spec(options: Options, block_size: int | None) -> ModelSpec:
@@ -32,7 +30,7 @@ def spec(options: Options, block_size: int | None) -> ModelSpec:
     )
 
 
-def config(spec: ModelSpec) -> dict[str, Any]:
+def config(spec: ModelSpec) -> Json:
     """The config.json of a specification."""
     return {
         "activation_function": name_of(ACTIVATIONS, spec.activation),

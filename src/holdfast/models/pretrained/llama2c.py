@@ -17,7 +17,8 @@ import numpy as np
 from holdfast.errors import UserError
 from holdfast.models.config import ModelSpec
 from holdfast.models.pretrained import llama
-from holdfast.models.pretrained.weights import Array, Weight, halves
+from holdfast.models.pretrained.formats import Array, Weight, halves
+from holdfast.types import Json
 
 MAGIC = 0x616B3432  # "ak42", of version 1 and later
 SIZE = 4  # bytes of a float32
@@ -37,7 +38,7 @@ class Header:
     positions: int
     tied: bool
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Json:
         """The same as a config.json of Llama."""
         return {
             "hidden_size": self.dim,

@@ -1,11 +1,10 @@
 """GPT-NeoX and Pythia: partly rotated heads, layer norms, biases; q, k and v of each head side by side."""
 
 import dataclasses
-from typing import Any
 
 from holdfast.models.config import ModelSpec
-from holdfast.models.pretrained.options import ACTIVATIONS, Options, name_of, rope_values
-from holdfast.models.pretrained.weights import Weight, halves, thirds
+from holdfast.models.pretrained.formats import ACTIVATIONS, Options, Weight, halves, name_of, rope_values, thirds
+from holdfast.types import Json
 
 
 def spec(options: Options, block_size: int | None) -> ModelSpec:
@@ -34,7 +33,7 @@ def spec(options: Options, block_size: int | None) -> ModelSpec:
     )
 
 
-def config(spec: ModelSpec) -> dict[str, Any]:
+def config(spec: ModelSpec) -> Json:
     """The config.json of a specification."""
     return {
         "attention_bias": True,

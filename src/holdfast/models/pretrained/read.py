@@ -5,33 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from flax import traverse_util
-from flax.linen import spmd
 from jax.sharding import Mesh, NamedSharding
 
 from holdfast.errors import UserError
-from holdfast.models import axes
-from holdfast.models.config import ModelSpec
-from holdfast.models.decoder import Decoder
+from holdfast.models.config import LAYERS, ModelSpec
+from holdfast.models.derived import abstract_params
+from holdfast.models.family import decoder
 from holdfast.models.pretrained.families import BUFFERS, HEADS
+from holdfast.models.pretrained.formats import Array, Tensors, Weight
 from holdfast.models.pretrained.source import Model, open_model
-from holdfast.models.pretrained.weights import LAYERS, Array, Tensors, Weight
 
 Leaves = dict[str, jax.ShapeDtypeStruct]
-
-
-def abstract_params(spec: ModelSpec, mesh: Mesh) -> Any:
-    """The parameters of a model as shapes, types and shardings."""
-    boxed = jax.eval_shape(Decoder(spec).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-    shardings = spmd.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, axes.RULES)
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        nn.meta.unbox(boxed),
-        shardings,
-    )
 
 
 def load_params(source: str | Path, spec: ModelSpec, mesh: Mesh) -> Any:
@@ -43,7 +29,7 @@ def load_params(source: str | Path, spec: ModelSpec, mesh: Mesh) -> Any:
     """
     model = open_model(source, weights=True)
     tensors = model.tensors()
-    leaves: Leaves = traverse_util.flatten_dict(abstract_params(spec, mesh), sep="/")
+    leaves: Leaves = traverse_util.flatten_dict(abstract_params(decoder(spec), mesh), sep="/")
     table = model.weights(spec)
     check(model, tensors, {path: table[path] for path in leaves}, leaves, tied=spec.tie_embeddings)
     placed = {

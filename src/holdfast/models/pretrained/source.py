@@ -4,18 +4,25 @@ Weights only ever come from safetensors or raw arrays. Files that hold pickled o
 one can run any code.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from holdfast.errors import UserError
-from holdfast.models.config import ModelSpec
+from holdfast.errors import ConfigError, UserError
+from holdfast.models.config import (
+    DEFAULT_PRESET,
+    MOST_LAYERS,
+    MOST_PARAMETERS,
+    ArchitectureConfig,
+    ModelSpec,
+    options_of,
+)
 from holdfast.models.pretrained import llama2c
-from holdfast.models.pretrained.families import FAMILIES, HEADS, Family, family_of
-from holdfast.models.pretrained.options import Options
-from holdfast.models.pretrained.weights import Array, Tensors, Weight
+from holdfast.models.pretrained.families import FAMILIES, FREE, HEADS, Family, family_of
+from holdfast.models.pretrained.formats import Array, Options, Tensors, Weight
+from holdfast.types import JsonView
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -42,7 +49,34 @@ class Model:
 
     def spec(self, block_size: int | None = None) -> ModelSpec:
         """Its specification, for rows of that many tokens or for as many as it has positions."""
-        return self.family.spec(self.options, block_size)
+        try:
+            spec = self.family.spec(self.options, block_size)
+        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            # Values that fit their types and yet not each other.
+            raise UserError(f"{self.options.where}: not a model that can be built: {error}") from None
+        if problem := _problem(spec):
+            raise UserError(f"{self.options.where}: not a model that can be built: {problem}")
+        return spec
+
+
+def _problem(spec: ModelSpec) -> str | None:
+    """What of a stored model's numbers cannot be, though each of them is a number."""
+    if spec.head_dim < 1 or spec.n_head % spec.n_kv_head:
+        return f"{spec.n_head} heads of {spec.head_dim} channels do not share {spec.n_kv_head} key/value heads"
+    if spec.n_layers > MOST_LAYERS:
+        return f"{spec.n_layers} layers, at most {MOST_LAYERS} are read"
+    if spec.num_parameters() > MOST_PARAMETERS:
+        return f"{spec.num_parameters():.1e} parameters are more than any machine holds"
+    if not 0 <= spec.norm_eps < 1:
+        return f"{spec.norm_eps:g} is no epsilon of a norm"
+    if spec.positions == "rotary":
+        if not 0 < spec.rope_pct <= 1 or spec.rotary_dim < 2 or spec.rotary_dim % 2:
+            return f"{spec.rotary_dim} of {spec.head_dim} channels cannot be rotated in pairs"
+        if not (
+            0 < spec.rope_base <= 1e15 and 0 < spec.rope_factor <= 1e9 and 0 < spec.rope_low < spec.rope_high <= 1e9
+        ):
+            return "a base or factor of its rotary positions is out of range"
+    return None
 
 
 def load_spec(source: str | Path, block_size: int | None = None) -> ModelSpec:
@@ -53,6 +87,52 @@ def load_spec(source: str | Path, block_size: int | None = None) -> ModelSpec:
         block_size: tokens in a row; None for all the positions that the model has.
     """
     return open_model(source).spec(block_size)
+
+
+def adapt(architecture: ArchitectureConfig, *, block_size: int, vocab_size: int) -> ModelSpec:
+    """The specification of the model that `architecture/from` names, for rows of that many tokens.
+
+    Args:
+        vocab_size: of the tokenizer; the model's may be larger.
+    """
+    source = architecture.source
+    assert source is not None, "there is nothing to adapt to"
+    if architecture.preset != DEFAULT_PRESET:
+        raise ConfigError(
+            "architecture/preset",
+            architecture.preset,
+            f"the default, since architecture/from = {source} brings its own options",
+            "remove one of the two",
+        )
+    if block_size < 1:
+        raise ConfigError("architecture/block_size", block_size, "at least 1 token", "set it to 512")
+    try:
+        spec = load_spec(source, block_size)
+    except ConfigError:
+        raise
+    except UserError as error:
+        raise UserError(f"architecture/from: {error}") from None
+    free = {}
+    for name, value in options_of(architecture).items():
+        if value is None:
+            continue
+        if name in FREE:
+            free[name] = value
+        elif value != getattr(spec, name):
+            raise ConfigError(
+                f"architecture/{name}",
+                value,
+                f"{getattr(spec, name)!r}, which {source} has",
+                "leave it null, or remove architecture/from",
+            )
+    if vocab_size > spec.vocab_size:
+        raise ConfigError(
+            "tokenizer/name",
+            vocab_size,
+            f"a tokenizer of at most {spec.vocab_size} tokens, the vocabulary of {source}",
+            "leave tokenizer/name at its default: the model's own tokenizer is used",
+        )
+    return dataclasses.replace(spec, **free)
 
 
 def is_model(path: Path) -> bool:
@@ -88,7 +168,7 @@ def _open_folder(folder: Path) -> Model:
     path = folder / CONFIG
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a mapping, got {type(values).__name__}")
@@ -134,9 +214,15 @@ def _missing_files(folder: Path) -> list[str]:
 def _index(folder: Path) -> Mapping[str, str]:
     try:
         found: Mapping[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{folder / INDEX}: cannot be read: {error!r}") from None
+    if not isinstance(found, dict) or not found or not all(_is_file_name(file) for file in found.values()):
+        raise UserError(f"{folder / INDEX}: weight_map: expected a mapping of tensors to names of files beside it")
     return found
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= 255 and Path(name).name == name and "\0" not in name
 
 
 def _pickled(path: Path) -> str:
@@ -199,6 +285,6 @@ class SafetensorsFolder:
             return part
 
 
-def config_values(model: Model) -> Mapping[str, Any]:
+def config_values(model: Model) -> JsonView:
     """Everything in a model's config.json."""
     return model.options.values

@@ -1,12 +1,11 @@
 """The axis of tokens that most pictures share."""
 
-from typing import Any
-
 from holdfast.report.chart import Span
 from holdfast.report.run_files import Run
+from holdfast.types import Json
 
 
-def token_axis(run: Run) -> dict[str, Any]:
+def token_axis(run: Run) -> Json:
     """Stages, fades and range of the x-axis, as a chart's arguments; an unfinished run shows what is done."""
     timeline = run.timeline
     planned = timeline.total_tokens

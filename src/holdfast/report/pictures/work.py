@@ -2,18 +2,18 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from holdfast.report.chart import Chart, Line, Panel, thin
 from holdfast.report.pictures.axis import token_axis
 from holdfast.report.run_files import Run
 from holdfast.tracking.console import count, duration
+from holdfast.types import Json
 
 KINDS = ("compute", "data", "compile", "evaluation", "checkpoint")
 PIECES = 60
 
 
-def seconds_by_kind(records: Sequence[dict[str, Any]]) -> dict[str, float]:
+def seconds_by_kind(records: Sequence[Json]) -> dict[str, float]:
     """Seconds spent on each kind of work over some train records.
 
     >>> seconds_by_kind([{"seconds": {"compute": 1.0}}, {"seconds": {"compute": 2.0, "data": 0.5}}])
@@ -30,7 +30,7 @@ def _order(kind: str) -> int:
     return KINDS.index(kind) if kind in KINDS else len(KINDS)
 
 
-def throughput(records: Sequence[dict[str, Any]]) -> float | None:
+def throughput(records: Sequence[Json]) -> float | None:
     """Tokens a second of training itself: compute and waiting for data, over all records but the first."""
     if len(records) < 2:
         return None
@@ -82,13 +82,13 @@ def picture(run: Run) -> Chart | None:
     )
 
 
-def _pieces(records: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]:
+def _pieces(records: Sequence[Json]) -> list[Sequence[Json]]:
     number = min(PIECES, len(records))
     edges = [index * len(records) // number for index in range(number + 1)]
     return [records[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def _shares(records: Sequence[dict[str, Any]]) -> dict[str, float]:
+def _shares(records: Sequence[Json]) -> dict[str, float]:
     spent = seconds_by_kind(records)
     whole = sum(spent.values()) or 1.0
     return {kind: seconds / whole for kind, seconds in spent.items()}

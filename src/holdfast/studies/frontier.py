@@ -1,0 +1,184 @@
+"""The frontier of plain training: the least that it forgets while it learns as much as an arm.
+
+Plain training is a set of runs: learning rates, their earlier checkpoints, interpolations with the snapshot. All are
+ways of learning less. Points that differ in one of these alone lie on a **line**; between neighbours new and old are
+taken as linear in what was set (the logarithm of the rate or of the steps, the share of an interpolation) and never in
+the new loss, which is measured with noise. A place on a line is a number: 2.25 is a quarter of the way from its third
+point to its fourth.
+
+Shapes: S seeds, P points of plain, K points of a line.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+Array = np.ndarray
+
+
+class PlainPoint(NamedTuple):
+    """What was set in a plain run."""
+
+    rate: float
+    steps: int | None = None
+    share: float = 1.0
+
+
+class Line(NamedTuple):
+    """Points of plain that differ in one thing, in the order of it.
+
+    Args:
+        along: what they differ in: `rate`, `steps` or `share`.
+        points: (K,) their numbers among the points of plain.
+        settings: (K,) its values.
+    """
+
+    along: str
+    points: Array
+    settings: Array
+
+    def setting(self, place: float) -> float:
+        """What would have been set at a place.
+
+        >>> round(Line("rate", np.arange(2), np.array([0.01, 1.0])).setting(0.5), 6)
+        0.1
+        """
+        first = min(int(place), len(self.settings) - 2)
+        ends, share = self.settings[first : first + 2], place - first
+        if self.along == "share":
+            return float(ends[0] + share * (ends[1] - ends[0]))
+        return math.exp(math.log(ends[0]) + share * (math.log(ends[1]) - math.log(ends[0])))
+
+
+def lines_of(points: Sequence[PlainPoint]) -> list[Line]:
+    """All lines of two points or more through a set of points."""
+    found = []
+    for along in PlainPoint._fields:
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for index, point in enumerate(points):
+            rest = tuple(value for name, value in point._asdict().items() if name != along)
+            if getattr(point, along) is not None:
+                groups.setdefault(rest, []).append(index)
+        for members in groups.values():
+            ordered = sorted(members, key=lambda index: float(getattr(points[index], along)))
+            if len(ordered) > 1:
+                settings = np.array([float(getattr(points[index], along)) for index in ordered])
+                found.append(Line(along, np.array(ordered), settings))
+    return found
+
+
+def lowest(new_SK: Array, old_SK: Array, limits_S: Array) -> tuple[Array, Array]:
+    """For each seed the lowest old loss on a line where the new loss is at most a limit, and its place.
+
+    Where a line stays above the limit, old is infinite and the place is where new is lowest.
+
+    >>> lowest(np.array([[4.0, 2.0]]), np.array([[5.0, 9.0]]), np.array([3.0]))
+    (array([7.]), array([0.5]))
+    """
+    limits = limits_S[:, None]
+    reached = new_SK <= limits
+    first, second = new_SK[:, :-1], new_SK[:, 1:]
+    crossed = reached[:, :-1] != reached[:, 1:]
+    share = np.where(crossed, (limits - first) / np.where(crossed, second - first, 1.0), 0.0)
+    between = old_SK[:, :-1] + share * (old_SK[:, 1:] - old_SK[:, :-1])
+    candidates = np.concatenate([np.where(reached, old_SK, np.inf), np.where(crossed, between, np.inf)], axis=1)
+    places = np.concatenate(
+        [np.broadcast_to(np.arange(new_SK.shape[1]), new_SK.shape), np.arange(share.shape[1]) + share], axis=1
+    )
+    seeds = np.arange(len(new_SK))
+    chosen = candidates.argmin(1)
+    found = candidates[seeds, chosen]
+    return found, np.where(np.isfinite(found), places[seeds, chosen], new_SK.argmin(1))
+
+
+def at_places(old_SKM: Array, places_S: Array) -> Array:
+    """(S, M) old losses at a place for each seed, document by document."""
+    first = np.minimum(places_S.astype(int), old_SKM.shape[1] - 2)
+    share = (places_S - first)[:, None]
+    seeds = np.arange(len(old_SKM))
+    found: Array = old_SKM[seeds, first] + share * (old_SKM[seeds, first + 1] - old_SKM[seeds, first])
+    return found
+
+
+class Reference(NamedTuple):
+    """Where on plain's frontier an arm is compared.
+
+    Args:
+        line: the line that is lowest for the means over seeds.
+        places: (S,) each seed's own place on it.
+        mean_place: the place for the means.
+        reached: whether plain learns as much as was asked for, on means; else all seeds are where it learns most.
+    """
+
+    line: Line
+    places: Array
+    mean_place: float
+    reached: bool
+
+    def old(self, old_SPM: Array) -> Array:
+        """(S, M) old losses of plain there."""
+        return at_places(old_SPM[:, self.line.points], self.places)
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The frontier of one outcome over some seeds.
+
+    Args:
+        points: the P points of plain.
+        new: (S, P) loss on the new task.
+        old: (S, P) loss on the old task, lower is better.
+    """
+
+    points: tuple[PlainPoint, ...]
+    lines: tuple[Line, ...]
+    new: Array
+    old: Array
+
+    def reference(self, limits_S: Array) -> Reference:
+        """Where plain forgets least with a new loss of at most a limit for each seed.
+
+        Range and line are decided on means over seeds, so that no seed is dropped and no line is chosen for its noise.
+        """
+        new, old = self.new.mean(0)[None], self.old.mean(0)[None]
+        limit = limits_S.mean()[None]
+        if new.min() > limit[0]:
+            return self._where_it_learns_most(new[0])
+        ends = [lowest(new[:, line.points], old[:, line.points], limit) for line in self.lines]
+        best = int(np.argmin([end[0][0] for end in ends]))
+        line = self.lines[best]
+        found, places = lowest(self.new[:, line.points], self.old[:, line.points], limits_S)
+        # A seed whose own curve does not reach the limit is compared where the means are: its argmin would be noise.
+        place = float(ends[best][1][0])
+        return Reference(line, np.where(np.isfinite(found), places, place), place, True)
+
+    def _where_it_learns_most(self, new_P: Array) -> Reference:
+        most = int(new_P.argmin())
+        line = next(line for line in self.lines if most in line.points)
+        place = int(np.flatnonzero(line.points == most)[0])
+        return Reference(line, np.full(len(self.new), float(place)), float(place), False)
+
+    def lowest_mean(self, limit: float) -> float | None:
+        """The frontier of the means at a new loss; None where plain does not learn as much."""
+        new, old = self.new.mean(0)[None], self.old.mean(0)[None]
+        found = min(lowest(new[:, line.points], old[:, line.points], np.array([limit]))[0][0] for line in self.lines)
+        return float(found) if np.isfinite(found) else None
+
+    def slope(self, limit: float) -> float:
+        """How fast the frontier of means falls where more new loss is allowed; 0 where it does not."""
+        step = 1e-6
+        here, there = self.lowest_mean(limit), self.lowest_mean(limit - step)
+        return 0.0 if here is None or there is None else (there - here) / step
+
+    def dominated(self) -> dict[int, int]:
+        """Points that another one beats on means: it learns at least as much and keeps at least as much."""
+        new, old = self.new.mean(0), self.old.mean(0)
+        found = {}
+        for index in range(len(self.points)):
+            by = (new <= new[index]) & (old <= old[index]) & ((new < new[index]) | (old < old[index]))
+            if by.any():
+                found[index] = int(np.where(by, old, np.inf).argmin())
+        return found

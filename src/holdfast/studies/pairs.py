@@ -1,0 +1,174 @@
+"""Two arms compared with each other, seed by seed, without a frontier.
+
+For arms that are set the same way (a method with and without one part, or one arm twice with other data orders). The
+difference of the old losses is tested to both sides, which are one family. It says nothing of plain training that
+learns less: what differs in the new loss by more than the margin is said before anything is called better.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.errors import UserError
+from holdfast.studies.frontier import Array
+from holdfast.studies.inference import FEWEST_SEEDS, LEVEL, Block, Effect, detectable, effect, holm, p_above, point
+from holdfast.studies.measured import Measured, Task, measured
+from holdfast.studies.results import PLAIN, Row
+from holdfast.studies.verdict import (
+    BETTER,
+    EQUAL,
+    LEARNS_LESS,
+    LEARNS_MORE,
+    NO_EVIDENCE,
+    TOO_FEW,
+    WORSE,
+    default_margin,
+)
+from holdfast.studies.words import figure
+from holdfast.types import Json
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What can be said of an arm beside another one.
+
+    Args:
+        delta: how much less of the old the first arm loses; positive where it keeps more.
+        new: how much higher its new loss is; positive where it learns less.
+    """
+
+    first: str
+    second: str
+    word: str
+    delta: float
+    low: float
+    high: float
+    p: float
+    mde: float
+    new: float
+    seeds: int
+    margin: float
+
+    def words(self) -> str:
+        """The comparison in a sentence."""
+        half = (self.high - self.low) / 2
+        sized = f"{figure(abs(self.delta), half)} ± {figure(half, half)}"
+        who = f"{self.first} against {self.second}, {self.seeds} seeds"
+        if self.word in (BETTER, WORSE):
+            return f"{who}: keeps {sized} {'more' if self.word == BETTER else 'less'} ({self.word})."
+        if self.word == NO_EVIDENCE:
+            return f"{who}: no evidence, an effect of {figure(self.mde, self.mde)} would have been seen."
+        told = f" by {figure(abs(self.new), abs(self.new))} on the new loss" if self.word.startswith("learns") else ""
+        return f"{who}: {self.word}{told}."
+
+    def to_json(self) -> Json:
+        """The comparison as JSON can hold it."""
+        values = {name: getattr(self, name) for name in ("delta", "low", "high", "p", "mde", "new")}
+        known = {name: value if np.isfinite(value) else None for name, value in values.items()}
+        return {"first": self.first, "second": self.second, "verdict": self.word, **known, "seeds": self.seeds}
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One arm: its new losses, and its old ones of one task, by seed."""
+
+    seeds: Array
+    new: Array
+    old: Array
+
+
+def _side(study: Measured, task: Task, name: str) -> _Side:
+    arm, _, text = name.partition("@")
+    if arm == PLAIN:
+        rates = [index for index, at in enumerate(study.points) if at.share == 1 and text and _same(at.rate, text)]
+        if not rates:
+            known = ", ".join(f"{PLAIN}@{rate:g}" for rate in sorted({at.rate for at in study.points}))
+            raise UserError(f"--pair: got {name!r}, expected one of {known}")
+        index = max(rates, key=lambda each: study.points[each].steps or 0)
+        return _Side(np.arange(len(study.seeds)), study.new[:, index], task.plain[:, index])
+    if name not in study.arms:
+        raise UserError(f"--pair: got {name!r}, expected an arm of the file: {', '.join(study.arms)}, or {PLAIN}@RATE")
+    found = study.arms[name]
+    return _Side(found.seeds, found.new, task.arms[name])
+
+
+def _same(rate: float, text: str) -> bool:
+    try:
+        return bool(np.isclose(rate, float(text), rtol=1e-6, atol=0.0))
+    except ValueError:
+        return False
+
+
+def _shared(rows: Sequence[Row], first: str, second: str) -> tuple[Measured, Task, _Side, _Side]:
+    study = measured(rows)
+    if len(study.tasks) > 1:
+        raise UserError(f"--pair: the file has {len(study.tasks)} old tasks; a pair is compared on one")
+    task = study.tasks[0]
+    one, two = _side(study, task, first), _side(study, task, second)
+    both = np.intersect1d(one.seeds, two.seeds)
+    if not len(both):
+        raise UserError(f"--pair: {first!r} and {second!r} have no seed in common; runs are paired by seed")
+    sides = [
+        _Side(both, side.new[np.searchsorted(side.seeds, both)], side.old[np.searchsorted(side.seeds, both)])
+        for side in (one, two)
+    ]
+    return study, task, sides[0], sides[1]
+
+
+def compare_pair(rows: Sequence[Row], first: str, second: str, *, margin: float | None = None) -> Pair:
+    """The first arm against the second one, over the seeds that both have."""
+    study, task, one, two = _shared(rows, first, second)
+    allowed = margin if margin is not None else default_margin(study)[0]
+    return _pair(first, second, task.weights, one.old - two.old, one.new - two.new, allowed)
+
+
+def resampled(
+    rows: Sequence[Row], first: str, second: str, *, times: int = 200, margin: float | None = None, seed: int = 0
+) -> dict[str, int]:
+    """How often each verdict comes out where the two names are swapped at random, seed by seed.
+
+    For one arm under two names every swap is as likely as another one, so that all but a few must be no evidence. Seeds
+    are not drawn anew: one that counted twice would look surer than it is. Few seeds have few swaps (with 5, one in 16
+    gives all differences one sign), so 8 or more are needed for a fair count.
+    """
+    study, task, one, two = _shared(rows, first, second)
+    allowed = margin if margin is not None else default_margin(study)[0]
+    old, new = one.old - two.old, one.new - two.new
+    random = np.random.default_rng(seed)
+    counts: dict[str, int] = {}
+    for _ in range(times):
+        sign = random.choice([-1.0, 1.0], len(new))
+        word = _pair(first, second, task.weights, old * sign[:, None], new * sign, allowed).word
+        counts[word] = counts.get(word, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _pair(first: str, second: str, weights: Array, old_SM: Array, new_S: Array, margin: float) -> Pair:
+    kept = effect([Block(-old_SM, weights)])
+    learned = effect([Block(new_S[:, None], np.ones(1))])
+    levels, adjusted = holm([p_above(kept), p_above(kept._replace(mean=-kept.mean))])
+    level = min(levels)
+    half = point(kept.degrees, level) * kept.error if np.isfinite(kept.error) else np.inf
+    low, high = kept.mean - half, kept.mean + half
+    mde = detectable(kept.error, kept.degrees, level) if np.isfinite(kept.error) else np.inf
+    word = _word(low, high, learned, margin, len(new_S))
+    return Pair(
+        *(first, second, word, kept.mean, float(low), float(high), min(adjusted), float(mde)),
+        *(learned.mean, len(new_S), margin),
+    )
+
+
+def _word(low: float, high: float, learned: Effect, margin: float, seeds: int) -> str:
+    if seeds < FEWEST_SEEDS:
+        return TOO_FEW
+    half = point(learned.degrees, LEVEL / 2) * learned.error
+    if learned.mean - half > margin:
+        return LEARNS_LESS
+    if learned.mean + half < -margin:
+        return LEARNS_MORE
+    if low > 0 and learned.mean <= margin:
+        return BETTER
+    if high < 0 and learned.mean >= -margin:
+        return WORSE
+    return EQUAL if max(abs(low), abs(high)) <= margin else NO_EVIDENCE

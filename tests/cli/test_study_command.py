@@ -1,0 +1,54 @@
+"""`holdfast study`: plan, status, and how mistakes end."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli.app import app
+from holdfast.cli.study import _waves
+from holdfast.errors import UserError
+from holdfast.studies.graph import Graph
+from studies.tiny_study import tiny, write_study
+
+
+def said(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["study", *arguments], env={"COLUMNS": "200"}, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_plan_shows_runs_shared_steps_and_what_is_chosen_later(tmp_path: Path) -> None:
+    arms = {
+        "averaging": {"weights": "interpolated", "shares": [0.2, 0.9]},
+        "replay": {"set": ["training.replay={rate: 0.25}"]},
+    }
+    path = write_study(tmp_path, seeds={"selection": [8], "judging": [0, 1]}, arms=arms)
+    shown = said("plan", str(path), "--out", str(tmp_path / "runs"))
+    assert "8 runs, 56 steps; one by one from scratch 96: × 0.58" in shown
+    assert "of: averaging (2)" in shown
+    assert "left: 8 runs, 56 steps" in shown
+    assert not (tmp_path / "runs").exists()
+
+
+def test_status_names_what_is_missing_and_where_results_will_be(tmp_path: Path) -> None:
+    shown = said("status", str(write_study(tmp_path)), "--out", str(tmp_path / "runs"))
+    assert "tiny: 0 of 3 runs are finished" in shown
+    assert "replay-25-x1-s0" in shown
+    assert "holdfast board" in shown
+
+
+def test_a_mistake_in_the_study_is_a_user_error(tmp_path: Path) -> None:
+    path = write_study(tmp_path, old=[])
+    with pytest.raises(UserError, match="old: got"):
+        CliRunner().invoke(app, ["study", "run", str(path)], catch_exceptions=False)
+
+
+def test_jobs_of_an_array_wait_for_those_they_branch_from(tmp_path: Path) -> None:
+    graph = Graph(tiny(tmp_path, seeds=[0, 1]))
+    runs = graph.runs(graph.judging({}))
+    first, second = _waves(runs)
+    assert {run.name for run in first} == {"plain-x1-s0", "plain-x1-s1"}
+    assert {run.parent for run in second} == {run.name for run in first}
+    assert len(first) + len(second) == len(runs)
+    assert _waves(second) == [second], "a parent that is there already is not waited for"
