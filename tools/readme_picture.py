@@ -21,9 +21,9 @@ from PIL import Image
 
 from holdfast.execution.files import write_atomically
 from holdfast.report import compare, open_run
-from holdfast.report.compare_charts import overlaid
-from holdfast.report.figures import figure
+from holdfast.report.drawing.figures import figure
 from holdfast.report.page import render
+from holdfast.report.pictures.comparison import overlaid
 
 WIDTH, COLOURS, MOST_BYTES = 1000, 128, 300_000
 REPORT_PARTS = ("curriculum", "forgetting", "matrix")

@@ -20,7 +20,7 @@ from data_examples import SHARED
 from fake_runs import FakeRun
 from holdfast.execution.files import run_lock
 from holdfast.report import compare, write_report
-from holdfast.report.chart import number
+from holdfast.report.drawing.chart import number
 from holdfast.report.export import in_unit
 from holdfast.report.run_files import read_results
 from served_board import Served

@@ -15,8 +15,8 @@ from fake_runs import NAMES, FakeRun
 from holdfast import results
 from holdfast.errors import UserError
 from holdfast.evaluation.statistics import pareto
-from holdfast.report import compare, compare_charts
-from holdfast.report.chart import limits, number, thin, ticks
+from holdfast.report import compare
+from holdfast.report.drawing.chart import limits, number, thin, ticks
 from holdfast.report.export import better, find_runs
 from holdfast.report.groups import (
     Group,
@@ -28,6 +28,7 @@ from holdfast.report.groups import (
     outcomes,
     seed_difference,
 )
+from holdfast.report.pictures import comparison
 from holdfast.report.run_files import Run, open_run, read_results
 from holdfast.report.verdicts import Verdict
 
@@ -323,7 +324,7 @@ def test_a_front_is_named_only_where_there_is_one(folder: Path, pair: compare.Co
     assert not re.search(r'data-chart="plane|data-toggle="front"', compare.render(pair))
     found = compare.compare([folder / "*"])
     for measure in ("bits_per_byte", "accuracy"):
-        chart = compare_charts.plane(found.groups, found.names_of, measure)
+        chart = comparison.plane(found.groups, found.names_of, measure)
         assert chart is not None
         front = [line for line in chart.panels[0].lines if line.name == "front"]
         assert all(len(line.x) > 1 for line in front)
@@ -337,15 +338,15 @@ def test_a_front_is_named_only_where_there_is_one(folder: Path, pair: compare.Co
 def test_one_run_that_surpasses_all_makes_no_front(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = compare.compare([folder / "plain-*", folder / "half"])
     places = iter([(1.0, 0.0), (2.0, 1.0), (3.0, 2.0), (4.0, 3.0)])
-    monkeypatch.setattr(compare_charts, "new_and_old", lambda *_: next(places))
-    chart = compare_charts.plane(found.groups, found.names_of, "bits_per_byte")
+    monkeypatch.setattr(comparison, "new_and_old", lambda *_: next(places))
+    chart = comparison.plane(found.groups, found.names_of, "bits_per_byte")
     assert chart is not None
     assert "front" not in chart.legend
 
 
 def test_matrices_are_framed_along_the_diagonal(pair: compare.Comparison) -> None:
     for measure in ("bits_per_byte", "accuracy"):
-        for drawn in compare_charts.group_heats(pair.groups, measure):
+        for drawn in comparison.group_heats(pair.groups, measure):
             columns = range(len(drawn.columns))
             framed = [row for column in columns for row, cells in enumerate(drawn.cells) if cells[column].home]
             assert framed == sorted(framed)

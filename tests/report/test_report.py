@@ -17,10 +17,10 @@ from fake_runs import BATCH, NAMES, FakeRun
 from holdfast.data.plan import DataPlan
 from holdfast.errors import UserError
 from holdfast.report import open_run, print_summary, write_report
-from holdfast.report.chart import number
+from holdfast.report.drawing.chart import number
+from holdfast.report.drawing.figures import html_table
+from holdfast.report.drawing.heat import matrix_heat
 from holdfast.report.examples import surely_forgotten
-from holdfast.report.figures import html_table
-from holdfast.report.heat import matrix_heat
 from holdfast.report.pictures import curriculum as curriculum_picture
 from holdfast.report.run_files import read_results
 from holdfast.report.verdicts import sentence, verdicts

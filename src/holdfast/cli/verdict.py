@@ -111,7 +111,7 @@ def _write(found: "Judgement", study: Path, asked: dict[str, Path | None]) -> li
     """Write the files that were asked for."""
     from holdfast.execution.files import write_atomically
     from holdfast.report import verdict_page, verdict_tables
-    from holdfast.report.svg import draw
+    from holdfast.report.drawing.svg import draw
 
     title = f"Verdict: {study.resolve().name if study.is_dir() else study.stem}"
     makers = {

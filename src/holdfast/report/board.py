@@ -17,7 +17,8 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 
 from holdfast.errors import UserError
-from holdfast.report import compare, heat, page, shell
+from holdfast.report import compare, page, shell
+from holdfast.report.drawing import heat
 from holdfast.report.guard import SANDBOX, Guard, is_loopback
 from holdfast.report.live import statuses
 from holdfast.report.records import text

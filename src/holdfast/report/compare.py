@@ -19,9 +19,10 @@ from rich.text import Text
 from holdfast.errors import UserError
 from holdfast.evaluation.matrix import METRICS
 from holdfast.execution.files import write_atomically
-from holdfast.report import compare_charts, heat
-from holdfast.report.chart import number
 from holdfast.report.config_tree import shown
+from holdfast.report.drawing import heat
+from holdfast.report.drawing.chart import number
+from holdfast.report.drawing.figures import figure, html_table
 from holdfast.report.export import (
     ARROWS,
     METRIC_NAMES,
@@ -33,7 +34,6 @@ from holdfast.report.export import (
     shown_change,
     to_csv,
 )
-from holdfast.report.figures import figure, html_table
 from holdfast.report.groups import (
     Group,
     Outcome,
@@ -46,6 +46,7 @@ from holdfast.report.groups import (
     run_names,
 )
 from holdfast.report.page import MEANINGS
+from holdfast.report.pictures import comparison
 from holdfast.report.run_files import Run, readable
 from holdfast.report.shell import page
 from holdfast.report.verdicts import UNITS, verdicts
@@ -266,11 +267,11 @@ def _short(value: Any, most: int = 120) -> str:
 def render(found: Comparison) -> str:
     """The comparison as a page that needs nothing else."""
     measures = found.measures()
-    shared = compare_charts.shared_measures(found.groups)[:2]
-    planes = [compare_charts.plane(found.groups, found.names_of, measure) for measure in shared]
+    shared = comparison.shared_measures(found.groups)[:2]
+    planes = [comparison.plane(found.groups, found.names_of, measure) for measure in shared]
     shown = sorted((measure for measure in measures if measure != "nll"), key=lambda name: name != "bits_per_byte")
-    curves = [compare_charts.overlaid(found.groups, measure) for measure in shown]
-    folded = compare_charts.overlaid(found.groups, "nll") if "nll" in measures else None
+    curves = [comparison.overlaid(found.groups, measure) for measure in shown]
+    folded = comparison.overlaid(found.groups, "nll") if "nll" in measures else None
     body = [
         f"<h1>{len(found.runs)} runs compared</h1>",
         *(f'<p class="lead">{escape(said)}</p>' for said in found.sentences()),
@@ -366,7 +367,7 @@ def _shown_score(measure: str, metric: str, score: Score) -> str:
 def _matrices(found: Comparison, measures: Sequence[str]) -> str:
     parts = []
     for measure in measures:
-        drawn = [heat.html(each) for each in compare_charts.group_heats(found.groups, measure)]
+        drawn = [heat.html(each) for each in comparison.group_heats(found.groups, measure)]
         if drawn:
             title, unfolded = escape(UNITS[measure]), "" if measure == "nll" else " open"
             parts.append(

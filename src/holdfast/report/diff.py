@@ -5,8 +5,8 @@ from pathlib import Path
 
 from holdfast.analysis.diff import AnswerChange, DataDiff, Diff, Slice, TaskDiff, TextChange
 from holdfast.execution.files import write_atomically
-from holdfast.report.chart import number
-from holdfast.report.figures import html_table
+from holdfast.report.drawing.chart import number
+from holdfast.report.drawing.figures import html_table
 from holdfast.report.shell import page
 
 SLICES = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.errors import UserError
 from holdfast.evaluation.matrix import LOWER_IS_BETTER, Interval
-from holdfast.report.chart import number
+from holdfast.report.drawing.chart import number
 from holdfast.report.run_files import Run, is_run, open_run
 from holdfast.types import Json
 

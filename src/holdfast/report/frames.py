@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 
 from holdfast.errors import UserError, require_package
-from holdfast.report import heat, page, svg
+from holdfast.report import page
+from holdfast.report.drawing import heat, svg
 from holdfast.report.export import BEFORE, COLUMNS, open_runs, tidy
 from holdfast.report.groups import run_names
 from holdfast.report.run_files import Run
@@ -74,7 +75,7 @@ class Results(pd.DataFrame):
     def figure(self, name: str = "loss", run: str | None = None) -> Any:
         """A picture of one run as a Matplotlib figure: a curve (loss, forgetting, …) or a matrix (accuracy, nll, …)."""
         require_package("matplotlib", "figures", "figure()")
-        from holdfast.report import png
+        from holdfast.report.drawing import png
 
         one = self._one(run)
         charts = {chart.name: chart for chart in page.charts(one)}

@@ -11,9 +11,9 @@ from holdfast.config import Entry, Tells, entry_of
 from holdfast.evaluation.matrix import Cell, Interval
 from holdfast.evaluation.statistics import Difference
 from holdfast.models.config import ModelSpec
-from holdfast.report.chart import number
+from holdfast.report.drawing.chart import number
+from holdfast.report.drawing.heat import column_order
 from holdfast.report.export import metrics_of
-from holdfast.report.heat import column_order
 from holdfast.report.pictures.axis import told
 from holdfast.report.run_files import Run
 from holdfast.report.verdicts import UNITS, Verdict, verdicts

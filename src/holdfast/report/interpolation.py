@@ -10,9 +10,9 @@ from rich.text import Text
 from holdfast.evaluation.interpolations import RULE, Interpolation, Interpolations
 from holdfast.evaluation.matrix import LOWER_IS_BETTER
 from holdfast.execution.files import write_atomically
-from holdfast.report import svg
-from holdfast.report.chart import Chart, Line, Panel, number
-from holdfast.report.figures import figure, html_table
+from holdfast.report.drawing import svg
+from holdfast.report.drawing.chart import Chart, Line, Panel, number
+from holdfast.report.drawing.figures import figure, html_table
 from holdfast.report.shell import page
 from holdfast.report.verdicts import UNITS
 from holdfast.types import JsonView

@@ -7,12 +7,13 @@ from html import escape
 from holdfast.evaluation.budgets import kept_lines
 from holdfast.evaluation.matrix import METRICS, Cell
 from holdfast.evaluation.statistics import forgetting_noise_floor
-from holdfast.report import heat, pictures
-from holdfast.report.chart import Chart, number
+from holdfast.report import pictures
 from holdfast.report.config_tree import tree
+from holdfast.report.drawing import heat
+from holdfast.report.drawing.chart import Chart, number
+from holdfast.report.drawing.figures import figure, html_table
 from holdfast.report.examples import LostExample, surely_forgotten
 from holdfast.report.export import ARROWS, METRIC_NAMES, better, in_unit
-from holdfast.report.figures import figure, html_table
 from holdfast.report.pictures.work import peak_memory, seconds_by_kind, throughput
 from holdfast.report.run_files import Run
 from holdfast.report.shell import page as page

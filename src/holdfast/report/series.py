@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.execution.files import open_regular
-from holdfast.report.chart import thin
+from holdfast.report.drawing.chart import thin
 from holdfast.report.records import BLOCK, LONGEST, PARSED, TRAIN, parse
 from holdfast.tracking.jsonl import FILE_NAME
 from holdfast.types import Json

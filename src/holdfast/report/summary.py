@@ -12,9 +12,9 @@ from rich.text import Text
 
 from holdfast.evaluation.budgets import kept_lines
 from holdfast.evaluation.matrix import LOWER_IS_BETTER, METRICS
-from holdfast.report.chart import number
+from holdfast.report.drawing.chart import number
+from holdfast.report.drawing.heat import Heat, HeatCell, matrix_heat
 from holdfast.report.export import ARROWS, METRIC_NAMES, better, in_unit
-from holdfast.report.heat import Heat, HeatCell, matrix_heat
 from holdfast.report.page import MEASURES
 from holdfast.report.run_files import Run, open_run
 from holdfast.report.verdicts import UNITS, Verdict, sentence, verdicts

@@ -4,9 +4,9 @@ from html import escape
 
 import numpy as np
 
-from holdfast.report.chart import Chart, Line, Panel
-from holdfast.report.figures import figure as chart_figure
-from holdfast.report.figures import html_table
+from holdfast.report.drawing.chart import Chart, Line, Panel
+from holdfast.report.drawing.figures import figure as chart_figure
+from holdfast.report.drawing.figures import html_table
 from holdfast.report.page import page
 from holdfast.report.verdict_tables import BESIDE, HEAD, arm_rows, beside_rows, plain_rows
 from holdfast.studies.frontier import Array, lines_of

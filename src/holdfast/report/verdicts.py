@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from holdfast.evaluation.matrix import LOWER_IS_BETTER, Cell, Interval, ScoreMatrix
 from holdfast.evaluation.results import FOLDER, answers_of, file_name, read_examples
 from holdfast.evaluation.sums import EMA, WEIGHTS, Change, TaskSums, read_sums
-from holdfast.report.chart import number
+from holdfast.report.drawing.chart import number
 from holdfast.report.pictures.axis import told
 from holdfast.report.run_files import Run
 

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from holdfast.execution.files import write_atomically
-from holdfast.report import heat, page, svg
+from holdfast.report import page
+from holdfast.report.drawing import heat, svg
 from holdfast.report.run_files import Run, open_run
 
 REPORT, FIGURES = "report.html", "figures"
@@ -36,7 +37,7 @@ def write_report(run_dir: Path, *, pictures: bool | None = True) -> Path:
                 file=sys.stderr,
             )
             return path
-        from holdfast.report import png
+        from holdfast.report.drawing import png
 
         for name, data in png.draw_all(charts, heats):
             write_atomically(folder / _file(name, "png"), data)

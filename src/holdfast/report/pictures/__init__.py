@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from holdfast.report.chart import Chart
+from holdfast.report.drawing.chart import Chart
 from holdfast.report.pictures import curriculum, curves, keep, kl, work
 from holdfast.report.run_files import Run
 

@@ -1,6 +1,6 @@
 """The axis of tokens that most pictures share."""
 
-from holdfast.report.chart import Span
+from holdfast.report.drawing.chart import Span
 from holdfast.report.run_files import Run
 from holdfast.types import Json
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from holdfast.curriculum import Curriculum
 from holdfast.data.plan import DataPlan
-from holdfast.report.chart import Chart, Line, Panel, thin
+from holdfast.report.drawing.chart import Chart, Line, Panel, thin
 from holdfast.report.pictures.axis import token_axis, told
 from holdfast.report.run_files import Run
 from holdfast.types import Json

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
-from holdfast.report.chart import Chart, Line, Panel, Value, limits, number, thin
+from holdfast.report.drawing.chart import Chart, Line, Panel, Value, limits, number, thin
 from holdfast.report.pictures.axis import token_axis
 from holdfast.report.run_files import Run
 

@@ -1,6 +1,6 @@
 """How budgets were steered: the multiplier of old rows, and how much their loss has risen, over time."""
 
-from holdfast.report.chart import Chart, Line, Panel
+from holdfast.report.drawing.chart import Chart, Line, Panel
 from holdfast.report.pictures.axis import token_axis
 from holdfast.report.run_files import Run
 

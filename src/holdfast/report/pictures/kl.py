@@ -1,7 +1,7 @@
 """How far the model has gone from its reference, over time and against what was forgotten."""
 
 from holdfast.evaluation.matrix import Point
-from holdfast.report.chart import Chart, Line, Panel, number
+from holdfast.report.drawing.chart import Chart, Line, Panel, number
 from holdfast.report.pictures.axis import token_axis
 from holdfast.report.run_files import Run
 

@@ -5,8 +5,8 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from holdfast.report.chart import Chart, Line, Value, number
-from holdfast.report.svg import NARROW, PALETTE, WIDE, draw
+from holdfast.report.drawing.chart import Chart, Line, Value, number
+from holdfast.report.drawing.svg import NARROW, PALETTE, WIDE, draw
 
 MOST_ROWS = 120
 

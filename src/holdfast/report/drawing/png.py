@@ -4,9 +4,9 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from holdfast.report.chart import Chart, Line, Panel, number
-from holdfast.report.heat import Heat, color
-from holdfast.report.svg import PALETTE, y_limits
+from holdfast.report.drawing.chart import Chart, Line, Panel, number
+from holdfast.report.drawing.heat import Heat, color
+from holdfast.report.drawing.svg import PALETTE, y_limits
 from holdfast.tracking.console import count
 from holdfast.types import Json
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from holdfast.report.chart import Chart, Line, Panel, Value, limits, number, ticks
+from holdfast.report.drawing.chart import Chart, Line, Panel, Value, limits, number, ticks
 from holdfast.tracking.console import count
 
 WIDE, NARROW = 880, 400

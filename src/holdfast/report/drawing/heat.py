@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 
 from holdfast.evaluation.matrix import LOWER_IS_BETTER, Cell, ScoreMatrix
-from holdfast.report.chart import number
+from holdfast.report.drawing.chart import number
 from holdfast.report.run_files import Run
 
 MEASURE_NAMES = {

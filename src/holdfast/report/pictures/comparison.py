@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.evaluation.matrix import LOWER_IS_BETTER, Cell, Rows, ScoreMatrix
 from holdfast.evaluation.statistics import pareto
-from holdfast.report.chart import Chart, Line, Panel, Span, Value, number
+from holdfast.report.drawing.chart import Chart, Line, Panel, Span, Value, number
+from holdfast.report.drawing.heat import MEASURE_NAMES, Heat, HeatCell, column_order, shade
 from holdfast.report.export import better
 from holdfast.report.groups import Group, mean_and_spread
-from holdfast.report.heat import MEASURE_NAMES, Heat, HeatCell, column_order, shade
 from holdfast.report.pictures.curves import curves
 from holdfast.report.run_files import Run
 from holdfast.report.verdicts import UNITS

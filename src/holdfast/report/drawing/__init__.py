@@ -1,0 +1,1 @@
+"""How pictures are drawn: charts and heat maps as data, and as SVG, HTML and PNG."""
