@@ -12,17 +12,17 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from holdfast.evaluation.statistics import student
 from holdfast.studies.records import Row, read_rows
-from holdfast.studies.selection import points
 from holdfast.studies.study import BEFORE, BOUNDS, PLAIN
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDIES, TARGET = ROOT / "examples" / "studies", ROOT / "docs" / "leaderboard.md"
+Key = tuple[str, str, str, str, int]  # arm, seed, learning rate, strength, steps
 INTRODUCTION = """# Which way keeps the most?
 
 Written by `python tools/leaderboard.py` from `examples/studies/results/*.csv`, which
@@ -55,6 +55,17 @@ def spread(values: Sequence[float]) -> str:
         return f"{values[0]:.3f}" if values else "–"
     half = student(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     return f"{statistics.mean(values):.3f} ± {half:.3f}"
+
+
+def points(rows: Iterable[Row]) -> dict[Key, tuple[float, dict[str, float]]]:
+    """New loss, and old loss of each task, of every measured point; documents weigh as many as they have bytes."""
+    sums: dict[Key, tuple[float, dict[str, list[float]]]] = {}
+    for row in rows:
+        key = (row["arm"], row["seed"], row["learning_rate"], row["strength"], int(row["steps"] or 0))
+        size = float(row["bytes"] or 1)
+        total = sums.setdefault(key, (float(row["new"]), {}))[1].setdefault(row["task"], [0.0, 0.0])
+        total[0], total[1] = total[0] + float(row["old"]) * size, total[1] + size
+    return {key: (new, {task: top / size for task, (top, size) in old.items()}) for key, (new, old) in sums.items()}
 
 
 class Table:

@@ -37,7 +37,7 @@ Losses are finite and not negative. Every run of a task has the same documents.
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -130,6 +130,14 @@ def read_results(path: Path) -> list[Row]:
     if not rows:
         raise UserError(f"{path}: no rows below the header; expected one for each run")
     return _with_costs(rows, path.with_name(COSTS_FILE))
+
+
+def rows_of(records: Sequence[Mapping[str, str]]) -> list[Row]:
+    """The rows of a table in memory, as they would be read from its file."""
+    head = [*records[0]] if records else []
+    places = {name: head.index(name) for name in COLUMNS if name in head}
+    lines = (_Line(Path(RESULTS), 2 + i, head, places, [*record.values()]) for i, record in enumerate(records))
+    return [_row(line) for line in lines]
 
 
 def _with_costs(rows: list[Row], path: Path) -> list[Row]:

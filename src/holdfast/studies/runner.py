@@ -16,7 +16,6 @@ from holdfast.evaluation.sums import SUMS, WEIGHTS
 from holdfast.execution import ExecutionSpec
 from holdfast.execution.checkpoints import list_checkpoints
 from holdfast.execution.files import locked, write_json
-from holdfast.studies import selection
 from holdfast.studies.graph import Cell, Graph, StudyRun, place
 from holdfast.studies.records import (
     COST_COLUMNS,
@@ -34,7 +33,9 @@ from holdfast.studies.records import (
     strength_text,
     write_rows,
 )
+from holdfast.studies.results import rows_of
 from holdfast.studies.study import BEFORE, BOUNDS, PLAIN, Choice, Study
+from holdfast.studies.verdict import choose
 from holdfast.training.config import config_classes
 from holdfast.training.manifest import differences
 from holdfast.types import Json
@@ -189,12 +190,14 @@ class Progress:
         ready = [arm for arm in self.graph.grids if not missing & {PLAIN, arm}]
         if not ready:
             return {}
-        rows = [row for row in self.rows(state) if row["role"] == "selection"]
+        wanted = {PLAIN, BEFORE, *ready}
+        rows = [row for row in self.rows(state) if row["role"] == "selection" and row["arm"] in wanted]
+        best = {arm: (each.rate, each.strength) for arm, each in choose(rows_of(rows)).items()}
         found: dict[str, Choice] = {}
         for arm in ready:
-            picked = selection.best(rows, arm, self.study.config.selection)
             for choice in self.graph.choices(arm):
-                if picked == self._key(Cell(arm, choice, 0))[2:]:
+                rate, strength = self._key(Cell(arm, choice, 0))[2:]
+                if best[arm] == (float(f"{float(rate):.10g}"), strength):
                     found[arm] = choice
         return found
 

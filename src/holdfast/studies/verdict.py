@@ -202,17 +202,20 @@ def judge_rows(
     there = {(row.arm, row.learning_rate, row.strength) for row in rest}
     arms = {row.arm for row in rest} - {PLAIN, BEFORE, *BOUNDS}
     first = [row for row in first if row.arm not in arms or (row.arm, row.learning_rate, row.strength) in there]
-    tried = measured(first, base_rate)
-    chosen = _chosen(judge(tried, margin=margin))
+    chosen = choose(first, margin=margin, base_rate=base_rate)
     kept = {(arm.arm, arm.rate, arm.strength) for arm in chosen.values()}
-    arms = {arm.arm for arm in tried.arms.values()}
+    arms = {arm.arm for arm in chosen.values()}
     rest = [row for row in rest if row.arm not in arms or (row.arm, row.learning_rate, row.strength) in kept]
     configs = {arm: told for arm, config in chosen.items() if (told := config.name.removeprefix(f"{arm}, ")) != arm}
     return judge(measured(rest, base_rate), margin=margin, chosen=configs, selection_seeds=seeds)
 
 
-def _chosen(found: Judgement) -> dict[str, Arm]:
-    """Of each arm the configuration that keeps most on the selection seeds while it learns as much as plain."""
+def choose(rows: Sequence[Row], *, margin: float | None = None, base_rate: float | None = None) -> dict[str, Arm]:
+    """Of each arm the configuration that keeps most on the selection seeds while it learns as much as plain.
+
+    How sure that is plays no part: it is judged on other seeds.
+    """
+    found = judge(measured(rows, base_rate), margin=margin)
     best: dict[str, tuple[float, Arm]] = {}
     for name, arm in found.measured.arms.items():
         better = found.primary[name].better
