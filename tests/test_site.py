@@ -23,6 +23,7 @@ import pytest
 from holdfast.config import plain, schema
 from report.test_browser import browser as browser
 from report.test_browser import errors, look
+from test_specification import PAGES, SPEC, declared
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = [pytest.mark.slow, pytest.mark.extra]
@@ -139,6 +140,17 @@ def test_api_pages_list_every_field_with_path_and_default(site: Path) -> None:
             listed[name] = len(entries)
     assert listed["ABCDKLConfig"] > 20
     assert len(listed) > 10
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_api_pages_show_the_methods_of_the_specification(site: Path, page: str) -> None:
+    if not SPEC.is_dir():
+        pytest.skip(f"{SPEC} is not there")
+    anchors = Links((site / "api" / page / "index.html").read_text(encoding="utf-8")).anchors
+    for name, lines in declared(page).items():
+        (place,) = [each for each in anchors if each.endswith(f".{name}")]
+        methods = [re.split(r"[(:]", line)[0] for line in lines[1:] if not line.startswith("Bases: ")]
+        assert {f"{place}.{method}" for method in methods} <= anchors
 
 
 def test_every_command_has_its_heading(site: Path) -> None:
