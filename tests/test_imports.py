@@ -11,7 +11,8 @@ import pytest
 from holdfast.registry import KINDS
 
 HEAVY = ["jax", "jaxlib", "flax", "optax", "orbax", "grain", "datasets", "pandas", "torch", "transformers", "wandb",
-         "tensorboardX", "mlflow", "trackio", "matplotlib", "plotly"]  # fmt: skip
+         "tensorboardX", "mlflow", "trackio", "matplotlib", "plotly", "scipy", "pyarrow",
+         "huggingface_hub", "starlette", "uvicorn", "IPython"]  # fmt: skip
 RUN_COMMAND = """
 import sys
 sys.argv = ["holdfast", *{arguments!r}]

@@ -2,6 +2,7 @@
 
 import functools
 import html
+import importlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import MISSING
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,9 +21,9 @@ from urllib.parse import unquote
 import pytest
 
 from holdfast.config import plain, schema
-from holdfast.training import ABCDKLConfig
 from report.test_browser import browser as browser
 from report.test_browser import errors, look
+from test_specification import PAGES, SPEC, declared
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = [pytest.mark.slow, pytest.mark.extra]
@@ -120,16 +122,35 @@ def test_search_finds_a_class(browser: Any, address: str) -> None:
     assert errors(browser) == []
 
 
-def test_the_api_page_lists_every_field_with_path_and_default(site: Path) -> None:
-    text = (site / "api" / "abcd" / "index.html").read_text(encoding="utf-8")
-    section = text[text.index('id="holdfast.training.config.ABCDKLConfig"') :]
-    rows = [re.sub(r"<[^>]+>", "|", cells) for cells in re.findall(r"<tr>(.*?)</tr>", section, re.DOTALL)]
-    entries = schema(ABCDKLConfig)
-    assert len(entries) > 20
-    for path, entry in entries.items():
-        (row,) = [row for row in rows if f"|{path}|" in row]
-        default = json.dumps(plain(entry.default), ensure_ascii=False)
-        assert default in html.unescape(row), path
+def test_api_pages_list_every_field_with_path_and_default(site: Path) -> None:
+    listed: dict[str, int] = {}
+    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
+        text = (site / "api" / page.stem.removesuffix("index") / "index.html").read_text(encoding="utf-8")
+        for module, name in re.findall(r"<!-- fields: ([\w.]+)\.(\w+) -->", page.read_text(encoding="utf-8")):
+            section = text[text.index(f'id="{module}.{name}"') :]
+            table = section[: section.index("</table>")]
+            rows = [re.sub(r"<[^>]+>", "|", cells) for cells in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)]
+            entries = schema(getattr(importlib.import_module(module), name))
+            for path, entry in entries.items():
+                (row,) = [row for row in rows if f"|{path}|" in row]
+                default = (
+                    "required" if entry.default is MISSING else json.dumps(plain(entry.default), ensure_ascii=False)
+                )
+                assert default in html.unescape(row), f"{page.name}: {name}: {path}"
+            listed[name] = len(entries)
+    assert listed["ABCDKLConfig"] > 20
+    assert len(listed) > 10
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_api_pages_show_the_methods_of_the_specification(site: Path, page: str) -> None:
+    if not SPEC.is_dir():
+        pytest.skip(f"{SPEC} is not there")
+    anchors = Links((site / "api" / page / "index.html").read_text(encoding="utf-8")).anchors
+    for name, lines in declared(page).items():
+        (place,) = [each for each in anchors if each.endswith(f".{name}")]
+        methods = [re.split(r"[(:]", line)[0] for line in lines[1:] if not line.startswith("Bases: ")]
+        assert {f"{place}.{method}" for method in methods} <= anchors
 
 
 def test_every_command_has_its_heading(site: Path) -> None:

@@ -261,18 +261,31 @@ def test_wide_tables_say_that_they_scroll(browser: Any, run: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("width", [1280, 900])
 def test_the_board_never_breaks_inside_a_name(browser: Any, tmp_path: Path, width: int) -> None:
-    for name in ("general/quickstart/plain", "general/quickstart/holdfast"):
-        FakeRun(tmp_path / name).go()
+    for name in (
+        "general/quick-start/plain-seed-0",
+        "general/quickstart/holdfast",
+        f"general/{'long-' * 30}/plain-seed-0",
+    ):
+        FakeRun(tmp_path / name).go(60)
     served = Served(tmp_path)
     script = """
         const range = document.createRange();
         const lines = (node) => { range.selectNodeContents(node); return range.getClientRects().length; };
-        const texts = (link) => [...link.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE);
-        return [...document.querySelectorAll("#runs a")].flatMap(texts).map(lines);
+        return [...document.querySelectorAll("#runs a span:not(.long)")].map(lines);
     """
     try:
         look(browser, f"http://127.0.0.1:{served.port}/", width)
-        assert browser.execute_script(script) == [1] * 6  # every folder and every name on one line
+        assert browser.execute_script(script) == [1] * 8  # every folder and every name on one line
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        browser.find_element("id", "all").click()
+        assert until(lambda: len(visible(browser, "#matrices table")) == 3)
+        told = visible(browser, "#charts svg")[0].get_attribute("aria-label")
+        assert "quick-start/plain-seed-0 " in told, "two runs of one name are told apart by their folders"
+        assert ", holdfast " in told
+        tops = "return [...document.querySelectorAll('#matrices figure')].map((e) => e.getBoundingClientRect().top)"
+        assert len(set(browser.execute_script(tops)[:2])) == (1 if width == 1280 else 2), (
+            "side by side where there is room"
+        )
         assert not visible(browser, "#runs th:nth-child(7)"), "nothing runs: there is no speed to show"
         browser.get("about:blank")  # the page asks again and again, also when its board is gone
     finally:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from holdfast.errors import UserError
 from holdfast.report import open_run, print_summary, write_report
 from holdfast.report.drawing.chart import number
 from holdfast.report.drawing.figures import html_table
-from holdfast.report.drawing.heat import matrix_heat
+from holdfast.report.drawing.heat import Heat, HeatCell, matrix_heat, svg
 from holdfast.report.examples import surely_forgotten
 from holdfast.report.pictures import curriculum as curriculum_picture
 from holdfast.report.run_files import read_results
@@ -110,6 +111,50 @@ def test_framed_cells_form_a_diagonal(finished: Path) -> None:
         ]
         assert framed == sorted(framed)
         assert len(framed) == len(drawn.columns)
+
+
+def test_nothing_in_a_drawn_matrix_is_wider_than_its_cell() -> None:
+    """Measured with DejaVu Sans, which is wider than the sans serifs that systems come with."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    from holdfast.report.drawing.png import heat_figure
+
+    def width(text: str, size: float, weight: str = "normal") -> float:
+        return float(
+            TextPath((0, 0), text, size=size, prop=FontProperties("DejaVu Sans", weight=weight)).get_extents().width
+        )
+
+    cells = [
+        [HeatCell(-0.00012345, (-0.000123, 0.000456), -1.0, count=123456), HeatCell(0.5, (0.1, 0.9), 1.0, True, 8)]
+    ]
+    heat = Heat(
+        "m", "a title that is longer than two narrow columns are wide", "", ["after a"], ["a", "b"], cells, True, ["b"]
+    )
+    drawn = ET.fromstring(svg(heat))
+    texts = {str(each.text): each for each in drawn.findall(".//{*}text")}
+    total = float(drawn.attrib["width"])
+    rectangles = [each.attrib for each in drawn.findall(".//{*}rect") if "x" in each.attrib]
+    assert width(heat.title, 12, "bold") + 8 <= total
+    assert "+0.5" in texts  # a difference has its sign in the file, too
+    assert "b (not learned)" in texts
+    for cell, rectangle in zip(cells[0], rectangles, strict=True):
+        text = texts[cell.ends]
+        left, wide = float(rectangle["x"]), float(rectangle["width"])
+        half = width(cell.ends, 9) / 2
+        assert left <= float(text.attrib["x"]) - half
+        assert float(text.attrib["x"]) + half <= left + wide
+    figure = heat_figure(heat)
+    figure.canvas.draw()
+    (axis,) = figure.axes
+    small = [each for each in axis.texts if " … " in each.get_text()]
+    assert len(small) == 2
+    for text, patch in zip(small, axis.patches, strict=True):
+        inside, around = text.get_window_extent(), patch.get_window_extent()
+        assert around.x0 <= inside.x0
+        assert inside.x1 <= around.x1
+    assert axis.title.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_every_number_has_its_own_unit_and_direction(finished: Path) -> None:

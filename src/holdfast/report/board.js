@@ -36,7 +36,12 @@
   }
   const say = (text) => { byId("said").textContent = text; };
   const color = (path) => "c" + view.runs.indexOf(path) % COLORS;
-  const short = (path) => path.split("/").pop();
+  // The end of a path that no other ticked run has: `seed0` alone, `plain/seed0` beside `held/seed0`.
+  function short(path) {
+    const parts = path.split("/");
+    const tails = parts.map((_, index) => parts.slice(-index - 1).join("/"));
+    return tails.find((tail) => !view.runs.some((other) => other !== path && ("/" + other).endsWith("/" + tail))) || path;
+  }
 
   // The list.
   function cell(row, name, className) {
@@ -54,9 +59,9 @@
     cell(row).append(tick);
     const link = document.createElement("a");
     link.href = "/run/" + path.split("/").map(encodeURIComponent).join("/");
-    // A path may be broken after its folders, never inside a name.
+    // A path may be broken after its folders, never inside a name, at a hyphen neither; a very long one anywhere.
     path.split("/").forEach((name, index, names) => {
-      link.append(index < names.length - 1 ? name + "/" : name);
+      make(link, "span", index < names.length - 1 ? name + "/" : name, name.length > 40 ? "long" : "");
       if (index < names.length - 1) link.append(document.createElement("wbr"));
     });
     cell(row).append(link);

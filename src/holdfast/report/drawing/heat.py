@@ -147,33 +147,51 @@ def _cell(heat: Heat):  # type: ignore[no-untyped-def]  # a closure for map
             return '<td class="none" data-value="">–</td>'
         interval = f"<small>{item.ends}</small>" if item.ends else ""
         kind = ("better" if item.shade >= 0 else "worse") + (" home" if item.home else "")
-        sign = "+" if heat.diverging and item.value > 0 else ""
         return (
             f'<td class="{kind} s{round(20 * min(abs(item.shade), 1.0))}" data-value="{item.value!r}">'
-            f"{sign}{number(item.value)}{interval}</td>"
+            f"{shown(heat, item)}{interval}</td>"
         )
 
     return cell
 
 
+# Widths of a letter in pixels where the font is a wide one: files are drawn with whatever sans serif there is.
+LETTER, BOLD, SMALL = 7.6, 8.6, 5.8
+
+
 def svg(heat: Heat) -> str:
-    """The heat map as a file that stands alone."""
-    wide = max([8, *(len(name) for name in heat.columns)]) * 7 + 20
-    left = max(len(name) for name in heat.rows) * 7 + 16
-    width, height = left + wide * len(heat.columns) + 10, 60 + 40 * len(heat.rows)
-    parts = [f'<text x="8" y="18" font-weight="bold">{escape(heat.title)}</text>']
-    for column, name in enumerate(heat.columns):
+    """The heat map as a file that stands alone; columns are as wide as their widest name, number or interval."""
+    values = [item for cells in heat.cells for item in cells]
+    names = [name + (" (not learned)" if name in heat.marked else "") for name in heat.columns]
+    needed = [
+        8 * LETTER,
+        *(len(name) * LETTER for name in names),
+        *(len(shown(heat, item)) * LETTER for item in values),
+    ]
+    wide = round(max(*needed, *(len(item.ends) * SMALL for item in values)) + 14)
+    left = round(max(len(name) for name in heat.rows) * LETTER + 16)
+    width = max(left + wide * len(names) + 10, round(len(heat.title) * BOLD + 16))
+    height = 60 + 40 * len(heat.rows)
+    parts = [f'<text class="t" x="8" y="18">{escape(heat.title)}</text>']
+    for column, name in enumerate(names):
         parts.append(f'<text x="{left + wide * (column + 0.5)}" y="44" text-anchor="middle">{escape(name)}</text>')
     for row, (name, cells) in enumerate(zip(heat.rows, heat.cells, strict=True)):
         top = 52 + 40 * row
         parts.append(f'<text x="{left - 8}" y="{top + 24}" text-anchor="end">{escape(name)}</text>')
         for column, item in enumerate(cells):
-            parts += _svg_cell(item, left + wide * column, top, wide)
+            parts += _svg_cell(heat, item, left + wide * column, top, wide)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'role="img" aria-label="{escape(heat.title)}"><style>text{{font:12px sans-serif;fill:#222}}'
-        f'.i{{font-size:9px;fill:#555}}</style><rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>\n'
+        f'.t{{font-weight:bold}}.i{{font-size:9px;fill:#555}}</style><rect width="100%" height="100%" fill="#fff"/>'
+        f"{''.join(parts)}</svg>\n"
     )
+
+
+def shown(heat: Heat, item: HeatCell) -> str:
+    """What a cell says: its number, with a sign where the map shows differences."""
+    sign = "+" if heat.diverging and item.value is not None and item.value > 0 else ""
+    return f"{sign}{number(item.value)}"
 
 
 def color(shade_value: float) -> str:
@@ -187,12 +205,12 @@ def color(shade_value: float) -> str:
     return "#" + "".join(f"{round(255 + (part - 255) * share):02x}" for part in end)
 
 
-def _svg_cell(item: HeatCell, left: float, top: float, wide: float) -> list[str]:
+def _svg_cell(heat: Heat, item: HeatCell, left: float, top: float, wide: float) -> list[str]:
     stroke = ' stroke="#333" stroke-width="1.5"' if item.home else ' stroke="#ddd"'
     fill = color(item.shade) if item.value is not None else "#f4f4f4"
-    middle = left + wide / 2
+    middle = left + (wide - 2) / 2
     parts = [f'<rect x="{left}" y="{top}" width="{wide - 2}" height="38" fill="{fill}"{stroke}/>']
-    parts.append(f'<text x="{middle}" y="{top + 18}" text-anchor="middle">{number(item.value)}</text>')
+    parts.append(f'<text x="{middle}" y="{top + 18}" text-anchor="middle">{shown(heat, item)}</text>')
     if item.value is not None and item.ends:
         parts.append(f'<text class="i" x="{middle}" y="{top + 31}" text-anchor="middle">{item.ends}</text>')
     return parts

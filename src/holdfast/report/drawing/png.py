@@ -4,8 +4,8 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from holdfast.report.drawing.chart import Chart, Line, Panel, number
-from holdfast.report.drawing.heat import Heat, color
+from holdfast.report.drawing.chart import Chart, Line, Panel
+from holdfast.report.drawing.heat import Heat, color, shown
 from holdfast.report.drawing.svg import PALETTE, y_limits
 from holdfast.tracking.console import count
 from holdfast.types import Json
@@ -112,14 +112,18 @@ def _line(line: Line, axis: Any) -> None:
 
 def heat_figure(heat: Heat) -> Any:
     """One heat map as a Matplotlib figure."""
-    figure = _new(2.2 + 1.25 * len(heat.columns), 0.9 + 0.48 * len(heat.rows))
+    # 0.054 inches hold a letter of the small figures, 0.072 one of the names.
+    widest = max((len(cell.ends) for cells in heat.cells for cell in cells), default=0)
+    wide = max(1.25, 0.054 * widest + 0.1, *(0.072 * len(name) + 0.1 for name in heat.columns))
+    width = 1.0 + 0.072 * max(len(name) for name in heat.rows) + wide * len(heat.columns)
+    figure = _new(max(width, 0.09 * len(heat.title)), 0.9 + 0.48 * len(heat.rows))
     axis = figure.subplots()
     for row, cells in enumerate(heat.cells):
         for column, cell in enumerate(cells):
             fill = color(cell.shade) if cell.value is not None else "#f4f4f4"
             edge, wide = ("#333333", 1.4) if cell.home else ("#dddddd", 0.6)
             axis.add_patch(_rectangle(column, row, fill, edge, wide))
-            axis.text(column + 0.5, row + 0.42, number(cell.value), ha="center", va="center", fontsize=9)
+            axis.text(column + 0.5, row + 0.42, shown(heat, cell), ha="center", va="center", fontsize=9)
             if cell.value is not None and cell.ends:
                 axis.text(column + 0.5, row + 0.78, cell.ends, ha="center", va="center", fontsize=6, color="#555555")
     axis.set_xlim(0, len(heat.columns))
