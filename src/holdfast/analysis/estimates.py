@@ -14,7 +14,8 @@ import numpy as np
 from holdfast.analysis.hlo import Collectives
 from holdfast.execution import Topology
 from holdfast.execution.chips import Chip
-from holdfast.models.attention import lowering_for
+from holdfast.models.attention import COUNTING
+from holdfast.models.kernels import lowering_for
 from holdfast.objectives.token_loss import CHUNK_LOGITS
 from holdfast.training.compile import TrainStep, abstract_arguments
 from holdfast.training.resolve import ResolvedRun
@@ -92,8 +93,10 @@ def trace(run: ResolvedRun, topology: Topology, train_step: TrainStep, state: Tr
     placed = abstract_arguments(run, topology, per_device, state)
     arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), placed)
     num_micro = arguments[1].x.shape[0]
-    mesh: Any = topology.mesh  # abstract: the devices are described alone
-    with jax.sharding.use_abstract_mesh(mesh), lowering_for("accelerator"):
+    mesh: Any = topology.mesh
+    if isinstance(mesh, jax.sharding.Mesh):
+        mesh = mesh.abstract_mesh
+    with jax.sharding.use_abstract_mesh(mesh), lowering_for(COUNTING):
         return jax.make_jaxpr(lambda s, b, k: train_step(s, b, k, num_micro))(*arguments)
 
 

@@ -219,6 +219,8 @@ def chip_lines(plan: Json) -> Iterator[str]:
         f"{mesh}, {plan['micro_batches']} micro-batches of {plan['rows_per_device']} rows a shard"
     )
     yield f"memory and collectives: {plan['source']}; operations: counted in the traced step; times: estimates"
+    if plan["attention"]:
+        yield f"attention: {plan['attention']}"
     for step in plan["steps"]:
         yield ""
         yield f"a step of the stages {', '.join(step['stages'])}: {step['kind']}"

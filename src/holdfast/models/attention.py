@@ -1,68 +1,28 @@
 """Causal attention: one function for rows that are trained on, one for generation from a cache.
 
-Which implementation runs is decided by the platform that is compiled for. On a CPU, queries go in chunks and each
-chunk sees only the keys before its end, which skips almost half of the work; elsewhere
-`jax.nn.dot_product_attention` is used.
+Which implementation runs is decided by the table in `models/kernels.py`: a fused kernel of the accelerator that is
+compiled for, or the plain formula. On a CPU it is always the plain one: queries go in chunks and each chunk sees only
+the keys before its end, which skips almost half of the work.
 
 Shapes: B rows, T queries, S keys, H query heads, G key/value heads, R = H / G queries heads of one key head,
 K head size.
 """
 
-import contextlib
-import contextvars
 import functools
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.extend import backend as jax_backend
 
-from holdfast.models import axes
+from holdfast.models import axes, kernels
 from holdfast.models.config import ROTATED, UNROTATED, WINDOWED, ModelSpec
+from holdfast.models.kernels import PLAIN, Rules
 from holdfast.models.layers import INIT_STD, Angles, capped, dense, logical, norm, rotate
 
 MASKED = -1e30  # finite, so that a row of masked scores gives no NaN
 MASKED_PRODUCT = "masked_product"
-
-_target: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
-
-
-@contextlib.contextmanager
-def lowering_for(platform: str) -> Iterator[None]:
-    """What is traced inside is for devices of this platform, whatever devices this process has."""
-    token = _target.set(platform)
-    try:
-        yield
-    finally:
-        _target.reset(token)
-
-
-def target_platform() -> str:
-    """The platform that attention is traced for: this process's own unless another was named."""
-    return _target.get() or jax.default_backend()
-
-
-class Rules(NamedTuple):
-    """How scores are made and which of them count, beyond causality: the same for all rows and known when compiling.
-
-    Args:
-        scale: their factor; None: 1 / √K.
-        softcap: their bound c in c · tanh(s / c), if they have one.
-        window: how many keys a query sees, its own among them; None: all.
-    """
-
-    scale: float | None = None
-    softcap: float | None = None
-    window: int | None = None
-
-    def factor(self, head_dim: int) -> float:
-        """The factor of scores."""
-        return head_dim**-0.5 if self.scale is None else self.scale
-
-
-PLAIN = Rules()
+COUNTING = "accelerator"  # the platform of a trace whose operations are counted and which nothing runs
 
 
 def causal_attention(
@@ -72,15 +32,52 @@ def causal_attention(
     segment_ids_BT: jax.Array | None = None,
     rules: Rules = PLAIN,
     window: jax.Array | None = None,
+    windows: tuple[int, ...] = (),
 ) -> jax.Array:
     """Each position attends to itself and to earlier ones, of its own segment when there are segments.
 
     Args:
-        window: the window of a layer whose neighbours have another one; all keys are looked at, fewer are seen.
+        window: the window of a layer whose neighbours have another one.
+        windows: the sizes that `window` may have; without them no kernel can be chosen for it.
     """
-    if target_platform() == "cpu" or rules.softcap is not None:  # no fused kernel of JAX's bounds its scores
+    platform = kernels.target_platform()
+    if platform == COUNTING:
+        return fused_attention(q_BTHK, k_BTGK, v_BTGK, segment_ids_BT, rules, window)
+    name = kernels.PLAIN_NAME
+    if platform != "cpu" and kernels.can_place() and (window is None or windows):
+        shortest = rules.window if window is None else min(windows)
+        case = kernels.case_of(
+            platform,
+            str(q_BTHK.dtype),
+            *(q_BTHK.shape[1], q_BTHK.shape[3]),
+            packed=segment_ids_BT is not None,
+            rules=rules,
+            shortest=shortest,
+        )
+        name = kernels.choose(case)
+    if name == kernels.PLAIN_NAME:
         return chunked_attention(q_BTHK, k_BTGK, v_BTGK, segment_ids_BT, rules=rules, window=window)
-    return fused_attention(q_BTHK, k_BTGK, v_BTGK, segment_ids_BT, rules, window)
+    if window is None:
+        return kernels.on_mesh(name, q_BTHK, k_BTGK, v_BTGK, segment_ids_BT, rules)
+    return kernels.by_window(name, q_BTHK, k_BTGK, v_BTGK, segment_ids_BT, rules, window, windows)
+
+
+def attention_taken(spec: ModelSpec, platform: str, *, packed: bool, described: bool = False) -> str:
+    """Which attention a model gets on a platform, in words.
+
+    Args:
+        described: for devices that are not here, of which nobody knows whether JAX finds cuDNN beside them.
+    """
+    rules = Rules(spec.attention_scale, spec.attention_softcap)
+    shortest = min((window for window in spec.windows if window is not None), default=None)
+    case = kernels.case_of(
+        platform, spec.dtype, spec.block_size, spec.head_dim, packed=packed, rules=rules, shortest=shortest
+    )
+    taken = kernels.described(case)
+    if not described:
+        return taken
+    with_cudnn = kernels.described(case._replace(cudnn=platform == "gpu"))
+    return taken if with_cudnn == taken else f"{with_cudnn} where JAX finds cuDNN, else {taken}"
 
 
 def fused_attention(
@@ -91,7 +88,7 @@ def fused_attention(
     rules: Rules = PLAIN,
     window: jax.Array | None = None,
 ) -> jax.Array:
-    """Attention for accelerators."""
+    """Attention by JAX's own formula, all scores at once: traced to count operations, never run on long rows."""
     mask = None
     if segment_ids_BT is not None:
         mask = (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :])[:, None]
@@ -100,24 +97,16 @@ def fused_attention(
         time = jnp.arange(q_BTHK.shape[1])
         near = (time[:, None] - time[None, :] < reach)[None, None]
         mask = near if mask is None else mask & near
-    # cuDNN's fused kernel takes half precision alone; ROCm calls itself "gpu" too.
-    nvidia = target_platform() == "gpu" and "rocm" not in jax_backend.get_backend().platform_version
-    implementation: Literal["cudnn"] | None = "cudnn" if nvidia and q_BTHK.dtype == jnp.bfloat16 else None
-    mixed_BTHK: jax.Array = masked_product(q_BTHK, k_BTGK, v_BTGK, mask, implementation, rules.scale)
+    mixed_BTHK: jax.Array = masked_product(q_BTHK, k_BTGK, v_BTGK, mask, rules.scale)
     return mixed_BTHK
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5))
+@functools.partial(jax.jit, static_argnums=(4,))
 def masked_product(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: jax.Array | None,
-    implementation: Literal["cudnn"] | None,
-    scale: float | None = None,
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None, scale: float | None = None
 ) -> jax.Array:
     """JAX's causal attention under a name of its own, `MASKED_PRODUCT`, in traces: half of its scores are masked."""
-    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, scale=scale, implementation=implementation)
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, scale=scale)
 
 
 def chunked_attention(
@@ -329,7 +318,8 @@ class Attention(nn.Module):
         q, k, v = self._project(x_BTD, _angles(context, kind))
         rules = Rules(spec.attention_scale, spec.attention_softcap, spec.windows[0] if kind.window is None else None)
         if cache is None:
-            mixed = causal_attention(q, k, v, context.segment_ids, rules, kind.window)
+            windows = tuple(spec.block_size if window is None else window for window in spec.windows)
+            mixed = causal_attention(q, k, v, context.segment_ids, rules, kind.window, windows)
         else:
             at = (jnp.arange(x_BTD.shape[0])[:, None], context.positions)
             # Positions beyond the cache are dropped rather than clamped onto its last slot.

@@ -204,6 +204,14 @@ class ModelFamily(ABC, Generic[O]):
         """Whether the backward pass computes the forward pass again."""
         return False
 
+    def attention(self, model: "Model", platform: str, *, packed: bool, described: bool = False) -> str | None:
+        """Which attention the model gets on a platform, in words; None where the family does not tell.
+
+        Args:
+            described: the devices are not here, so that what is installed beside them is not known.
+        """
+        return None
+
     def tensor_sums(self, model: "Model") -> int:
         """How many sums of activations over the axis `tensor` of the mesh a forward pass needs."""
         from holdfast.models import derived
@@ -502,6 +510,12 @@ class DecoderFamily(ModelFamily[ModelSpec]):
             # Two layers, the one that is used and the one that comes; the unembedding, and its gradient in float32.
             "gathered": 2 * spec.layer_parameters() // tensor * width + unembedding * (width + 4),
         }
+
+    def attention(self, model: Model, platform: str, *, packed: bool, described: bool = False) -> str | None:
+        """A kernel of the table in `models/kernels.py`, or the plain formula."""
+        from holdfast.models.attention import attention_taken
+
+        return attention_taken(model.options, platform, packed=packed, described=described)
 
     def rematerialises(self, options: ModelSpec) -> bool:
         """As `architecture/remat` has it."""

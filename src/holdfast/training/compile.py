@@ -25,8 +25,8 @@ from holdfast.data.plan import DataPlan
 from holdfast.data.slots import OldSlots, most_old_rows
 from holdfast.errors import ConfigError
 from holdfast.execution import Topology, processes
-from holdfast.models.attention import lowering_for
 from holdfast.models.axes import BATCH_AXES
+from holdfast.models.kernels import lowering_for
 from holdfast.training.data import penalty_view
 from holdfast.training.initial import abstract_stage
 from holdfast.training.manifest import ROW_ORDER

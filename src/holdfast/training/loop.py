@@ -174,10 +174,13 @@ class TrainLoop:
         num_micro, rows = self.trainer.batch_shape
         per_device = rows // topology.num_row_shards
         trained = f" ({run.trainable.num_trained(run.model):,} trained)" if run.trainable else ""
+        platform = self.mesh.devices.flat[0].platform
+        attention = run.model.kind.attention(run.model, platform, packed=run.packed)
         self.tracker.message(
             f"{self.trainer.spec.run_dir}: {run.model.num_parameters():,} parameters{trained}, "
             f"{self.curriculum.total_steps} steps of {self.curriculum.tokens_per_step:,} tokens, "
             f"{num_micro} x {per_device} rows on each of {topology.num_row_shards} shards"
+            + (f", attention: {attention}" if attention else "")
         )
         for leak in self.recorder.leaks:
             self.tracker.message(f"leak: {leak}")
