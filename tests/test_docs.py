@@ -133,6 +133,14 @@ def test_the_package_is_described_with_links_that_lead_somewhere_on_an_index() -
     assert project["dynamic"] == ["readme"]  # else the text of README.md would be taken as it is
 
 
+def test_a_version_of_the_changelog_has_each_section_once() -> None:
+    versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    order = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    for version in versions:
+        sections = re.findall(r"^### (.+)$", version, re.MULTILINE)
+        assert sections == [each for each in order if each in sections], version.partition("\n")[0]
+
+
 def use_it() -> str:
     """The commands that README's "Use it" asks to type after the installation."""
     section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Use it\n")[2].partition("\n## ")[0]
