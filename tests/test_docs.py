@@ -8,11 +8,15 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 
 from holdfast.cli.app import app
+from holdfast.config import merge
+from holdfast.training.config import config_classes
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -79,6 +83,53 @@ def test_commands_exist(page: Path) -> None:
     assert not unknown, f"{page.name} names commands that do not exist: {unknown}"
 
 
+def option_lines(text: str) -> list[tuple[str, list[str]]]:
+    """The subcommands of shell blocks and of `code`, each with the options that follow it."""
+    shell = [
+        line
+        for kind, block in FENCE.findall(text)
+        if kind == "bash"
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
+    found = []
+    for line in [*shell, *CODE.findall(FENCE.sub("", text))]:
+        for match in COMMAND.finditer(line):
+            words = re.split(r"[;&|#)]", line[match.end() :])[0].split()
+            inner = words[0] if match[2] in GROUPS and words else ""
+            options = [word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)]
+            found.append((f"{match[2]} {inner}".strip(), options))
+    return found
+
+
+GROUPS = {str(group.name) for group in app.registered_groups}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_options_exist(page: Path) -> None:
+    root: Any = get_command(app)
+    for command, options in option_lines(page.read_text(encoding="utf-8")):
+        found = root
+        for each in command.split():
+            found = getattr(found, "commands", {}).get(each, found)
+        known = {name for parameter in found.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        # What `launch` does not know it hands to `run`.
+        known |= (
+            {name for parameter in root.commands["run"].params for name in parameter.opts}
+            if command in ("launch", "submit")
+            else set()
+        )
+        assert set(options) <= {*known, "--help"}, f"{page.name}: holdfast {command}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in HOWTOS], ids=name)
+def test_configs_on_pages_are_valid(page: Path) -> None:
+    """How-tos run theirs; elsewhere a block is a whole config, or a part of one of the job with most options."""
+    for kind, block in FENCE.findall(page.read_text(encoding="utf-8")):
+        values = yaml.safe_load(block) if kind == "yaml" else {}
+        if values and "apiVersion" not in values and page.name not in ("study.md", "verdict.md"):
+            merge(config_classes(values.pop("job", "continual/train/abcd_kl")), values)
+
+
 def test_every_page_can_be_reached() -> None:
     linked = {target for page in PAGES for target in LINK.findall(page.read_text(encoding="utf-8"))}
     names = {Path(target.partition("#")[0]).name for target in linked}
@@ -131,6 +182,14 @@ def test_the_package_is_described_with_links_that_lead_somewhere_on_an_index() -
             inside = target.removeprefix(source).partition("/main/")[2].partition("#")[0]
             assert (ROOT / inside).exists(), target
     assert project["dynamic"] == ["readme"]  # else the text of README.md would be taken as it is
+
+
+def test_a_version_of_the_changelog_has_each_section_once() -> None:
+    versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    order = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    for version in versions:
+        sections = re.findall(r"^### (.+)$", version, re.MULTILINE)
+        assert sections == [each for each in order if each in sections], version.partition("\n")[0]
 
 
 def use_it() -> str:

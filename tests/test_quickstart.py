@@ -16,20 +16,12 @@ from holdfast.report.verdicts import verdicts
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_LINES = 60
-SHORT = [
-    "training.batch_size=4",
-    *(f"stages.{index}.tokens=1024" for index in range(4)),
-    "training.validation_steps=8",
-    "eval.limit=8",
-    "architecture.n_embd=32",
-    "architecture.n_head=2",
-]
 
 
-def quickstart(folder: Path, overrides: list[str]) -> list[str]:
+def quickstart(folder: Path) -> list[str]:
     """All lines that `holdfast quickstart` prints where there is no terminal."""
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "quickstart", *overrides],
+        [sys.executable, "-m", "holdfast", "quickstart"],
         cwd=folder, capture_output=True, text=True, check=False, timeout=3600,
         env={**os.environ, "XLA_FLAGS": "", "HOLDFAST_CACHE": str(folder / "cache")},
     )  # fmt: skip
@@ -52,19 +44,12 @@ def test_a_mistake_in_an_override_is_found_before_the_first_run(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_short_quickstart_says_little_and_ends_with_the_page(tmp_path: Path) -> None:
-    lines = quickstart(tmp_path, SHORT)
+def test_the_quickstart_learns_all_and_only_plain_training_forgets(tmp_path: Path) -> None:
+    lines = quickstart(tmp_path)
     assert len(lines) <= MOST_LINES, "\n".join(lines)
     assert lines[-1] == "runs/general/quickstart/compare.html"
     assert not any("leak" in line for line in lines)
     assert sum(line.startswith("after lists (step ") for line in lines) == 2
-
-
-@pytest.mark.slow
-def test_the_quickstart_learns_all_and_only_plain_training_forgets(tmp_path: Path) -> None:
-    lines = quickstart(tmp_path, [])
-    assert len(lines) <= MOST_LINES, "\n".join(lines)
-    assert lines[-1] == "runs/general/quickstart/compare.html"
     runs = tmp_path / "runs" / "general" / "quickstart"
     plain, ours = ({each.task: each for each in verdicts(open_run(runs / name))} for name in ("plain", "holdfast"))
     assert set(plain) == set(ours) == {"docstrings", "pycode", "topics", "lists"}
