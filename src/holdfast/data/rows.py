@@ -113,6 +113,11 @@ class Rows:
             first.append(following[first[-1]])
         return np.array(first, np.int64)
 
+    @property
+    def loss_share(self) -> float:
+        """The share of the tokens in rows that the loss counts."""
+        return self.mean_loss_tokens / self.mean_tokens
+
     def __len__(self) -> int:
         return self._num_rows
 
