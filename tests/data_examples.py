@@ -29,16 +29,18 @@ def make_store(
 ) -> TokenStore:
     """A store of documents, without preparation."""
     tokenizer = tokenizer or BytesTokenizer()
-    flat, records = encode_documents(list(documents), tokenizer)
+    flat, records, mask = encode_documents(list(documents), tokenizer)
     path = folder / name
     path.mkdir(parents=True)
     flat.tofile(path / "tokens.bin")
     records.tofile(path / "documents.bin")
+    if mask is not None:
+        mask.tofile(path / store.LOSS_MASK)
     ledger = {
         "format": store.FORMAT,
         "source": name,
         "split": "train",
-        "kind": "task" if documents[0].prompt else "text",
+        "kind": "chat" if mask is not None else "task" if documents[0].prompt else "text",
         "fingerprint": name,
         "documents": len(documents),
         "tokens": len(flat),

@@ -144,7 +144,7 @@ def test_plain_text_is_cut_between_paragraphs(tmp_path: Path) -> None:
 def test_texts_without_paragraphs_lose_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text(text, encoding="utf-8")
     context = SourceContext(data_config(tmp_path))
-    found = [row.fields["text"] for row in files.read_files([tmp_path / "t.txt"], None, "chunk", context)]
+    found = [row.fields["text"] for row in files.read_files([tmp_path / "t.txt"], files.BY_ENDING, context)]
     assert "".join("".join(found).split()) == "".join(text.split())
     assert all(len(piece.encode()) <= files.LONGEST_CHUNK for piece in found)
     assert context.broken.total == 0
@@ -205,22 +205,22 @@ def test_rows_too_long_to_hold_are_broken(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(files, "LONGEST", 100)
     path = write_jsonl(tmp_path / "rows.jsonl", [{"text": "x" * 500}, {"text": "short"}, {"text": "y" * 150}])
     context = SourceContext(data_config(tmp_path))
-    assert [row.fields["text"] for row in files.read_files([path], None, "chunk", context)] == ["short"]
+    assert [row.fields["text"] for row in files.read_files([path], files.Reading(), context)] == ["short"]
     assert [e["line"] for e in context.broken.examples["too long"]] == [1, 3]
 
 
 def test_broken_bytes_in_plain_text_and_tables(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_bytes(b"good line\nbad \xff line\nlast\n")
     context = SourceContext(data_config(tmp_path))
-    rows = list(files.read_files([tmp_path / "t.txt"], None, "line", context))
+    rows = list(files.read_files([tmp_path / "t.txt"], files.Reading(sample_by="line"), context))
     assert [row.line for row in rows] == [1, 3]
     assert context.broken.examples["invalid UTF-8"][0]["line"] == 2
     (tmp_path / "t.parquet").write_bytes(b"not parquet at all")
     with pytest.raises(UserError, match=r"t\.parquet: cannot be read as parquet"):
-        list(files.read_files([tmp_path / "t.parquet"], None, "chunk", context))
+        list(files.read_files([tmp_path / "t.parquet"], files.BY_ENDING, context))
     (tmp_path / "t.jsonl.gz").write_bytes(b"not gzip at all")
     with pytest.raises(UserError, match=r"t\.jsonl\.gz: cannot be read"):
-        list(files.read_files([tmp_path / "t.jsonl.gz"], None, "chunk", context))
+        list(files.read_files([tmp_path / "t.jsonl.gz"], files.BY_ENDING, context))
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def rotary() -> Tiny:
 
 def store(folder: Path, documents: list[Document], kind: str = "text") -> TokenStore:
     """A store with the fields that rows read, without files but the tokens."""
-    flat, records = encode_documents(documents, TOKENIZER)
+    flat, records, _ = encode_documents(documents, TOKENIZER)
     folder.mkdir(parents=True, exist_ok=True)
     flat.tofile(folder / "tokens.bin")
     np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(records["length"], dtype=np.int64)]))

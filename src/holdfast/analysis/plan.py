@@ -219,6 +219,7 @@ def stage_facts(plan: DataPlan, index: int, rows: dict[SourceKey, Rows]) -> Json
                     "style": source.style.name,
                     "rows": int(drawn[number]),
                     "loss_tokens": None if amount is None else round(amount),
+                    "in_loss": rows[source].loss_share if source in rows else None,
                     "loss_share": amount / total if known and total and amount is not None else None,
                     "epochs": int(drawn[number]) / num_rows if num_rows else None,
                 }

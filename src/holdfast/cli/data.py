@@ -11,6 +11,7 @@ from holdfast.types import Json
 
 if TYPE_CHECKING:
     from holdfast.data.store import TokenStore
+    from holdfast.data.tokenizers import Tokenizer
 
 app = typer.Typer(no_args_is_help=True, help="List, show and remove prepared data.")
 
@@ -77,7 +78,9 @@ def show(
 ) -> None:
     """Show prepared stores: counts, lengths, documents.
 
-    Also broken rows. A name that several stores begin with shows all of them, and says which.
+    Also broken rows. An arrow stands before an answer; in chats ⟵ ends it.
+
+    A name that several stores begin with shows all of them, and says which.
 
     Of a run: the rows that its model sampled from itself (training/replay/source: self), one a document.
 
@@ -100,15 +103,33 @@ def show(
         lengths = np.percentile(np.diff(store.offsets), PERCENTILES, method="nearest")
         shown = ", ".join(f"{p} %: {int(length)}" for p, length in zip(PERCENTILES, lengths, strict=True))
         typer.echo(f"  tokens a document: {shown}")
+        if store.loss_mask is not None:
+            said = int(np.asarray(store.loss_mask).sum(dtype=np.int64))
+            typer.echo(f"  the assistant says {said} of the tokens ({said / store.num_tokens:.1%})")
         for line in broken_lines(store.ledger["broken"]):
             typer.echo(f"  broken: {line}")
         saved = tokenizer_folder(_cache(cache), store.ledger["tokenizer"]["fingerprint"])
         tokenizer = load_tokenizer(Path(name) / "tokenizer" if of_run else saved)
         for index in np.linspace(0, store.num_documents - 1, min(examples, store.num_documents)).astype(int).tolist():
-            ids, prompt = store.tokens(index), store.prompt_length(index)
-            parts = [tokenizer.decode(ids[:prompt]), tokenizer.decode(ids[prompt:])]
-            text = " ⟶ ".join(repr(part if len(part) <= 500 else part[:500] + "…") for part in parts if part)
-            typer.echo(f"  document {index} ({len(ids)} tokens): {text}")
+            typer.echo(f"  document {index} ({len(store.tokens(index))} tokens): {_shown(store, index, tokenizer)}")
+
+
+def _shown(store: "TokenStore", index: int, tokenizer: "Tokenizer") -> str:
+    """A document's text: its prompt ⟶ its answer, or a chat with what the assistant says after each ⟶."""
+    import numpy as np
+
+    ids, cuts = store.tokens(index), [store.prompt_length(index)]
+    if store.loss_mask is not None:
+        start = int(store.offsets[index])
+        mask = np.asarray(store.loss_mask[start : start + len(ids)], np.int8)
+        cuts = (np.flatnonzero(np.diff(mask, prepend=0)) if mask.any() else np.array([len(ids)])).tolist()
+    text = ""
+    for number, part in enumerate(np.split(ids, cuts)):
+        decoded = tokenizer.decode(part)
+        if decoded:
+            before = "" if not text else " ⟶ " if number % 2 else " ⟵ "
+            text += before + repr(decoded if len(decoded) <= 500 else decoded[:500] + "…")
+    return text
 
 
 def sampled_by(run_dir: Path) -> "list[TokenStore]":

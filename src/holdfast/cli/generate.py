@@ -25,6 +25,12 @@ def generate_command(
     ] = 1.0,
     ema: Annotated[bool, typer.Option("--ema", help="The average of the weights (training/ema) instead.")] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed says the same.")] = 0,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a user's turn; the model answers it, by the chat template.")
+    ] = False,
+    chat_template: Annotated[
+        Optional[str], typer.Option("--chat-template", help="Another one: chatml, or a file NAME.jinja.")
+    ] = None,
 ) -> None:
     """Generate text, shown while it is made.
 
@@ -42,18 +48,37 @@ def generate_command(
         given = f"checkpoint {names[0]}" if names else "--ema"
         raise UserError(f"{given}: {folder} is a pretrained model, which has no checkpoints")
 
-    from holdfast.evaluation.decoding import Sampler, stream
+    from holdfast.evaluation.decoding import Sampler, stream, until
 
     runner, tokenizer, models = _model(folder) if pretrained else _checkpoints(folder, names or [LATEST], ema=ema)
     sampler = Sampler(temperature, top_k, top_p)
+    given: str | list[int] = prompt
+    stop = ""
+    if chat or chat_template:
+        given, stop = _turn(prompt, tokenizer, chat_template)
     streams = [
-        stream(runner, params, tokenizer, prompt, max_new_tokens=tokens, sampler=sampler, seed=seed)
+        until(stream(runner, params, tokenizer, given, max_new_tokens=tokens, sampler=sampler, seed=seed), stop)
         for params in models.values()
     ]
+    if given is not prompt:
+        prompt += "\n"
     if len(streams) == 1:
         _show_one(prompt, streams[0])
     else:
         _show_many(prompt, list(models), streams)
+
+
+def _turn(said: str, tokenizer: Any, template: str | None) -> tuple[list[int], str]:
+    """A user's turn as ids, up to where the assistant begins, and the text with which it ends."""
+    from holdfast.data.chat_template import ChatError, ChatRenderer
+    from holdfast.errors import UserError
+
+    renderer = ChatRenderer.of(tokenizer, template, "all", "--chat-template")
+    try:
+        text = renderer.prompt([{"role": "user", "content": said}])
+        return tokenizer.encode_rendered([text])[0].ids.tolist(), renderer.end_of_turn()
+    except ChatError as error:
+        raise UserError(f"--chat: the chat template refuses it: {error}") from None
 
 
 def _checkpoints(run: Path, names: list[str], *, ema: bool) -> tuple[Any, Any, Json]:

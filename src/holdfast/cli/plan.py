@@ -166,13 +166,14 @@ def source_table(plan: Json) -> "Table":
             f"{source['name']} {source['style']}",
             f"{source['rows']:,}",
             _or_unknown(source["loss_tokens"], ",d"),
+            _or_unknown(source["in_loss"], ".1%"),
             _or_unknown(source["loss_share"], ".1%"),
             _or_unknown(source["epochs"], ".2f"),
         )
         for stage in plan["stages"]
         for source in stage["sources"]
     ]
-    heads = ("stage", "source", "rows", "loss tokens", "share of loss", "epochs")
+    heads = ("stage", "source", "rows", "loss tokens", "of its tokens", "share of loss", "epochs")
     return table(heads, rows, title="rows (fades included)")
 
 

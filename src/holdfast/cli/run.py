@@ -41,7 +41,8 @@ def prepare_command(
         held_out = data.validation[source]
         print(
             f"{source.name} ({source.style.name}): {rows.prepared.num_documents:,} documents, "
-            f"{rows.prepared.num_tokens:,} tokens, {len(rows):,} rows; validation {len(held_out):,} rows"
+            f"{rows.prepared.num_tokens:,} tokens, {len(rows):,} rows; validation {len(held_out):,} rows; "
+            f"{rows.loss_share:.1%} of the tokens count in the loss"
         )
     for name, rows in data.measured.items():
         print(

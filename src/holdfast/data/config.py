@@ -10,7 +10,7 @@ from holdfast.config import field
 from holdfast.conversion import check_path
 from holdfast.errors import ConfigError, UserError, shortened
 
-FORMATS = ("jsonl", "json", "parquet", "arrow", "csv", "txt")
+FORMATS = ("jsonl", "json", "parquet", "arrow", "csv", "tsv", "txt")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST = 10**18  # documents or tokens of anything
 LONGEST_NAME = 128  # bytes; with what is added to it, it is the name of a folder
@@ -57,15 +57,22 @@ class TokenizerConfig:
 class SourceConfig:
     """A dataset of the user's own, described in the configuration alone.
 
-    Text needs `text`; a task needs `prompt` and `answer` (or `labels`). Templates name fields in braces.
+    Text needs `text`; a task needs `prompt` and `answer` (or `labels`); rows with `messages` or `conversations` are
+    chats by themselves. Templates name fields in braces, or places in them: `{messages[0][content]}`.
     """
 
     path: str  # a file, a folder, a glob, or a hub name such as owner/name
     format: Optional[str] = None  # one of FORMATS; null goes by the file's ending
     config: Optional[str] = None  # hub only: the configuration's name
     revision: Optional[str] = None  # hub only: a branch, tag or commit
-    text: Optional[str] = None  # the field that holds the text; `text` unless this is a task
+    text: Optional[str] = None  # the field that holds the text, or a template; `text` unless this is a task or a chat
     sample_by: str = "chunk"  # txt only: a document is a chunk of paragraphs, a line or a file
+    delimiter: Optional[str] = None  # csv only: between fields; null finds one of , ; | and tab
+    encoding: Optional[str] = None  # of texts, several tried in order: "utf-8, cp1252"; null is UTF-8 or a mark's
+    messages: Optional[str] = None  # the field that holds a chat; null finds `messages` or `conversations`
+    chat_template: Optional[str] = None  # chatml, a template's name or NAME.jinja; null is the tokenizer's, else chatml
+    loss_turns: Optional[str] = None  # chats only: all of the assistant's turns (null), or only the last
+    tools: Optional[str] = None  # chats only: the field with what the assistant may call; `tools`
     prompt: Optional[str] = None  # template of what the model is given
     answer: Optional[str] = None  # template of what it must say; directly appended to the prompt
     choices: Optional[List[str]] = None  # templates of the possible answers, or one that names a field with a list
@@ -91,12 +98,39 @@ class SourceConfig:
             raise ConfigError("text", self.text, "nothing, since prompt makes this a task", "remove text or prompt")
         if self.prompt is not None and self.answer is None and not self.labels and not self.choices:
             raise ConfigError("answer", None, "a template such as '{answer}', or labels or choices", "add answer: ...")
+        self._check_reading()
         if self.validation_fraction is not None and not 0 < self.validation_fraction < 1:
             raise ConfigError("validation_fraction", self.validation_fraction, "a share between 0 and 1")
         for name in ("max_documents", "max_tokens"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MOST:
                 raise ConfigError(name, value, f"a whole number from 1 to {MOST}")
+
+    def _check_reading(self) -> None:
+        """Of options that say how files and chats are read."""
+        chat = {"messages": self.messages, "chat_template": self.chat_template, "loss_turns": self.loss_turns}
+        for name, value in chat.items():
+            if value is not None and (self.text is not None or self.prompt is not None):
+                other = "text" if self.text is not None else "prompt"
+                raise ConfigError(
+                    name, value, f"nothing, since {other} makes this no chat", f"remove {other} or {name}"
+                )
+        if self.loss_turns not in (None, "all", "last"):
+            raise ConfigError("loss_turns", self.loss_turns, "one of all, last")
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
+            raise ConfigError("delimiter", self.delimiter, "one character", 'a tab is written "\\t"')
+        for name in self.encodings:
+            try:
+                "a".encode(name)
+            except (LookupError, ValueError):
+                raise ConfigError(
+                    "encoding", self.encoding, "names of encodings such as utf-8, cp1252 or utf-16"
+                ) from None
+
+    @property
+    def encodings(self) -> tuple[str, ...]:
+        """The encodings that are tried, in order."""
+        return tuple(name.strip() for name in self.encoding.split(",")) if self.encoding is not None else ()
 
 
 @dataclass(frozen=True)

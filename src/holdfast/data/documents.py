@@ -5,11 +5,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from holdfast.data.config import DataConfig
 from holdfast.errors import UserError
 from holdfast.types import Json
+
+if TYPE_CHECKING:
+    from holdfast.data.tokenizers import Tokenizer
 
 SPLITS = ("train", "validation")
 STREAM_VALIDATION = 1024  # documents at the head of an endless stream that are its validation split
@@ -19,7 +22,10 @@ EXAMPLES_PER_KIND = 20  # broken rows that a report shows with file and line
 
 
 class Document(NamedTuple):
-    """One example: plain `text`, or a `prompt` with its `answer`.
+    """One example: plain `text`, or a `prompt` with its `answer`, or a chat.
+
+    Of a chat `prompt` is what was said before the assistant's last turn and `answer` the rest, without a template;
+    `rendered` is what a template makes of it, and `spans` are the characters of that which the assistant says.
 
     `choices` are all possible answers and `label` is the index of the right one; `group` names what several
     examples share (a premise), so that they are never split between training and validation.
@@ -32,16 +38,23 @@ class Document(NamedTuple):
     choices: tuple[str, ...] = ()
     label: int | None = None
     group: str = ""
+    rendered: str = ""
+    spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def full_text(self) -> str:
         """All that is tokenised, the prompt first."""
-        return self.text or self.prompt + self.answer
+        return self.rendered or self.text or self.prompt + self.answer
+
+    @property
+    def subject(self) -> str:
+        """What makes it a copy of another: its text or its prompt."""
+        return self.text or self.prompt or self.answer
 
     @property
     def key(self) -> bytes:
         """What decides the split: the group, else the normalised text or prompt, so that copies stay together."""
-        return digest(normalise(self.group or self.text or self.prompt))
+        return digest(normalise(self.group or self.subject))
 
 
 def normalise(text: str) -> str:
@@ -113,6 +126,7 @@ class SourceContext:
     """What a source needs to read: the options, and where it reports broken rows and progress."""
 
     data: DataConfig
+    tokenizer: "Tokenizer | None" = None  # whose template renders chats; without one they are left as they are
     broken: BrokenRows = field(default_factory=BrokenRows)
     fraction: float | None = None  # how much of the split has been read, where that is known
     documents: int = 0  # read so far, whichever side of a division they fall on
@@ -127,7 +141,7 @@ class Source(Protocol):
 
     @property
     def kind(self) -> str:
-        """`text` or `task`."""
+        """`text`, `task` or `chat`."""
 
     def splits(self, context: SourceContext) -> tuple[str, ...]:
         """The splits that exist as such; `train` is always one."""

@@ -31,10 +31,13 @@ class Encoded(NamedTuple):
 
     flat: NDArray[Any]
     records: NDArray[Any]  # of dtype RECORD
+    loss_mask: NDArray[np.uint8] | None = None  # of chats: 1 where the assistant says a token
 
 
 def encode_documents(documents: list[Document], tokenizer: Tokenizer) -> Encoded:
     """Tokenise documents; prompt and answer separately, so that a prompt's tokens do not depend on the answer."""
+    if documents and documents[0].rendered:
+        return _encode_chats(documents, tokenizer)
     records = np.zeros(len(documents), RECORD)
     flat, lengths = tokenizer.encode_flat([document.text or document.prompt for document in documents])
     pieces = [flat, *_answers(documents, tokenizer)]
@@ -42,10 +45,7 @@ def encode_documents(documents: list[Document], tokenizer: Tokenizer) -> Encoded
     records["prompt"] = np.where(is_task, lengths, 0)
     records["length"] = lengths + np.fromiter(map(len, pieces[1:]), np.int64, len(documents))
     records["bytes"] = [len(document.full_text.encode()) for document in documents]
-    keys = [digest(normalise(document.text or document.prompt)) for document in documents]
-    groups = (document.key if document.group else key for document, key in zip(documents, keys, strict=True))
-    records["key"] = np.frombuffer(b"".join(keys), "<u8")
-    records["group"] = np.frombuffer(b"".join(groups), "<u8")
+    _note_keys(records, documents)
     ends = np.cumsum(records["length"], dtype=np.int64)
     tails = np.concatenate(pieces[1:])  # of each document what follows its first text, the end of text included
     is_tail = np.ones(len(flat) + len(tails), bool)
@@ -55,6 +55,37 @@ def encode_documents(documents: list[Document], tokenizer: Tokenizer) -> Encoded
     result[~is_tail] = flat
     result[is_tail] = tails
     return Encoded(result, records)
+
+
+def _note_keys(records: NDArray[Any], documents: list[Document]) -> None:
+    keys = [digest(normalise(document.subject)) for document in documents]
+    groups = (document.key if document.group else key for document, key in zip(documents, keys, strict=True))
+    records["key"] = np.frombuffer(b"".join(keys), "<u8")
+    records["group"] = np.frombuffer(b"".join(groups), "<u8")
+
+
+def _encode_chats(documents: list[Document], tokenizer: Tokenizer) -> Encoded:
+    """Tokenise rendered chats as they are; the prompt of one is all before the first token of the assistant.
+
+    A token counts as the assistant's when any of its characters is. The end of text is added, outside the loss, unless
+    the template itself ended with it.
+    """
+    records = np.zeros(len(documents), RECORD)
+    ids, masks = [], []
+    for index, placed in enumerate(tokenizer.encode_rendered([document.rendered for document in documents])):
+        own, mask = placed.ids, np.zeros(len(placed.ids), np.uint8)
+        for start, end in documents[index].spans:
+            empty = (placed.starts == placed.ends) & (placed.starts >= start)
+            mask[(placed.starts < end) & ((placed.ends > start) | empty)] = 1
+        if not len(own) or own[-1] != tokenizer.eot_id:
+            own, mask = np.append(own, tokenizer.eot_id), np.append(mask, np.uint8(0))
+        records["length"][index] = len(own)
+        records["prompt"][index] = int(mask.argmax()) if mask.any() else len(own)
+        ids.append(own)
+        masks.append(mask)
+    records["bytes"] = [len(document.rendered.encode()) for document in documents]
+    _note_keys(records, documents)
+    return Encoded(np.concatenate(ids).astype(tokenizer.dtype), records, np.concatenate(masks))
 
 
 def _answers(documents: list[Document], tokenizer: Tokenizer) -> list[NDArray[Any]]:
@@ -72,7 +103,7 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     size = 0
     for document in documents:
         batch.append(document)
-        size += len(document.text) + len(document.prompt) + len(document.answer)
+        size += len(document.text) + len(document.prompt) + len(document.answer) + len(document.rendered)
         if size >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
             yield batch
             batch, size = [], 0

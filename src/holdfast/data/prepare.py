@@ -167,7 +167,7 @@ def _job(source_name: str, split: str, data: DataConfig, tokenizer: Tokenizer) -
     source = find_source(source_name, data)
     check_dataset_name(source.name)
     check_dataset_name(split, f"dataset {source.name}, split")
-    context = SourceContext(data)
+    context = SourceContext(data, tokenizer)
     own = data.sources.get(source.name)
     max_documents = (own and own.max_documents) or data.max_documents
     max_tokens = (own and own.max_tokens) or data.max_tokens
@@ -195,7 +195,7 @@ def _make(job: _Job, progress: bool) -> None:
     folder.mkdir(exist_ok=True)
     if not (folder / store.LEDGER).exists():
         saved = _save_tokenizer(job)
-        context = SourceContext(job.data)
+        context = SourceContext(job.data, job.tokenizer)
         try:
             with _Parts(folder, job) as parts, Progress(f"{job.source.name}/{job.split}", progress) as bar:
                 _fill(job, parts, context, saved, bar)
@@ -265,9 +265,10 @@ class _Parts:
     def __init__(self, folder: Path, job: _Job) -> None:
         self._folder = folder
         self._limit = job.max_tokens
+        self._has_mask = job.source.kind == store.CHAT
         self._width = job.tokenizer.dtype().itemsize
         self.documents = self.tokens = self.bytes = 0
-        self.token_sums, self.record_sums = PieceSums(), PieceSums()
+        self.token_sums, self.record_sums, self.mask_sums = PieceSums(), PieceSums(), PieceSums()
         self.report: Json = {}
         self.rows = 0  # read, broken ones and both sides of a division among them
         self.stopped = False
@@ -282,6 +283,10 @@ class _Parts:
         self._journal = (self._folder / "journal").open("ab")
         self._tokens = _open_at(tokens, self.tokens * self._width)
         self._records = _open_at(records, self.documents * RECORD.itemsize)
+        self._files = [self._tokens, self._records]
+        if self._has_mask:
+            self._mask = _open_at(self._folder / store.LOSS_MASK, self.tokens)
+            self._files.append(self._mask)
         return self
 
     def _go_on(self, lines: list[bytes], tokens: Path, records: Path) -> None:
@@ -291,32 +296,38 @@ class _Parts:
         self.documents, self.tokens, self.bytes, *noted = json.loads(lines[-1])
         self.token_sums = PieceSums.of(tokens, self.tokens * self._width)
         self.record_sums = PieceSums.of(records, self.documents * RECORD.itemsize)
+        if self._has_mask:
+            self.mask_sums = PieceSums.of(self._folder / store.LOSS_MASK, self.tokens)
         if noted and noted != self._sums():  # the version before noted none
             raise ValueError("the files are not as they were written")
 
     def _sums(self) -> list[int]:
         counts = json.dumps([self.documents, self.tokens, self.bytes]).encode()
-        return [self.token_sums.total(), self.record_sums.total(), zlib.crc32(counts)]
+        masks = [self.mask_sums.total()] if self._has_mask else []
+        return [self.token_sums.total(), self.record_sums.total(), zlib.crc32(counts), *masks]
 
     def _begin_anew(self) -> None:
         """What a killed preparation left is not what it wrote: none of it is used."""
         print(f"{self._folder}: what was prepared before is damaged; it is made again", file=sys.stderr, flush=True)
         (self._folder / "journal").unlink(missing_ok=True)
         self.documents = self.tokens = self.bytes = 0
-        self.token_sums, self.record_sums = PieceSums(), PieceSums()
+        self.token_sums, self.record_sums, self.mask_sums = PieceSums(), PieceSums(), PieceSums()
 
     def append(self, encoded: Encoded) -> bool:
         """Append a batch; True when the limit of tokens is reached and some of it was left out."""
-        flat, records = encoded
+        flat, records, mask = encoded
         stopped = False
         if self._limit is not None and self.tokens + len(flat) > self._limit:
             ends = records["length"].cumsum(dtype="int64")
             kept = int((self.tokens + ends <= self._limit).sum())
             records, flat, stopped = records[:kept], flat[: ends[kept - 1] if kept else 0], True
-        for content, file, sums in (
+        parts = [
             (flat.tobytes(), self._tokens, self.token_sums),
             (records.tobytes(), self._records, self.record_sums),
-        ):
+        ]
+        if mask is not None:
+            parts.append((mask[: len(flat)].tobytes(), self._mask, self.mask_sums))
+        for content, file, sums in parts:
             file.write(content)
             sums.update(content)
         self.documents += len(records)
@@ -328,7 +339,7 @@ class _Parts:
 
     def commit(self) -> None:
         """Make all that was appended durable, then say so in the journal."""
-        for file in (self._tokens, self._records):
+        for file in self._files:
             file.flush()
             os.fsync(file.fileno())
         self._journal.write(json.dumps([self.documents, self.tokens, self.bytes, *self._sums()]).encode() + b"\n")
@@ -339,7 +350,7 @@ class _Parts:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or issubclass(kind, KeyboardInterrupt):
             self.commit()
-        for file in (self._tokens, self._records, self._journal):
+        for file in (*self._files, self._journal):
             file.close()
 
 

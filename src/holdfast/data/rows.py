@@ -42,7 +42,8 @@ class Rows:
         prepared: the store.
         style: how documents become rows.
         block_size: T.
-        loss_on: `answer` leaves prompt tokens out of the loss (PADDED and PACKED), `all` counts them.
+        loss_on: `answer` leaves prompt tokens, and all but the assistant's of a chat, out of the loss (PADDED and
+            PACKED), `all` counts them.
         pad_id: what fills the padding; never seen by the loss.
     """
 
@@ -66,7 +67,14 @@ class Rows:
         self._first = first.astype(np.int64)  # first document of each row, and one past the last
         self._num_rows = len(first) - 1
         self.mean_tokens = float(self._sizes.sum() / self._num_rows)
-        self.mean_loss_tokens = float((self._sizes - np.minimum(self._skipped, self._sizes)).sum() / self._num_rows)
+        self.mean_loss_tokens = float(self._loss_tokens().sum() / self._num_rows)
+        if not self.mean_loss_tokens:
+            raise UserError(
+                f"dataset {prepared.name}/{prepared.split}: none of its {self._num_rows:,} rows ({style.name}) has a "
+                "token that the loss counts, so nothing would be learnt from it; a chat needs turns of the assistant, "
+                f"and its template, data/sources/{prepared.name}/chat_template, must mark or render them; "
+                "data/loss_on: all counts every token"
+            )
 
     def _cut_documents(self, loss_on: str) -> None:
         """Where each document's inputs start in the stream, how many there are, and how many have no target."""
@@ -80,6 +88,21 @@ class Rows:
         self._sizes = np.minimum(lengths, self.block_size + 1) - 1
         # The position of the last prompt token predicts the first token of the answer, so it counts.
         self._skipped = np.maximum(prompts - left - 1, 0) if loss_on == "answer" else np.zeros_like(prompts)
+        self._mask = self.prepared.loss_mask if loss_on == "answer" else None
+
+    def _loss_tokens(self) -> NDArray[np.int64]:
+        """How many targets of each document the loss counts."""
+        if self._mask is None:
+            counted: NDArray[np.int64] = self._sizes - np.minimum(self._skipped, self._sizes)
+            return counted
+        found = np.zeros(len(self._sizes), np.int64)
+        some = np.flatnonzero(self._sizes)
+        first = self._starts[some] + 1  # the first token of a document is no target
+        edges = np.stack([first, first + self._sizes[some]], 1).reshape(-1)
+        if len(edges):
+            inside = edges[:-1] if edges[-1] == len(self._mask) else edges  # the last sum runs to the end by itself
+            found[some] = np.add.reduceat(self._mask, inside, dtype=np.int64)[::2]
+        return found
 
     def _pack(self) -> NDArray[np.int64]:
         ends = np.concatenate([[0], np.cumsum(self._sizes)])
@@ -89,6 +112,11 @@ class Rows:
         while first[-1] < count:
             first.append(following[first[-1]])
         return np.array(first, np.int64)
+
+    @property
+    def loss_share(self) -> float:
+        """The share of the tokens in rows that the loss counts."""
+        return self.mean_loss_tokens / self.mean_tokens
 
     def __len__(self) -> int:
         return self._num_rows
@@ -145,6 +173,8 @@ class Rows:
         flat = self.prepared.flat
         answers = flat[source + 1].astype(np.int32)
         answers[position < np.repeat(self._skipped[documents], sizes)] = IGNORE
+        if self._mask is not None:
+            answers[self._mask[source + 1] == 0] = IGNORE
         values = (flat[source], answers, 1, np.repeat(segment + 1, sizes), position)
         for array, value in zip(result, values, strict=True):
             array.reshape(-1)[target] = value

@@ -7,6 +7,7 @@
 | `prompt_lengths.npy` | how many tokens of each document are its prompt (0 for text) |
 | `doc_bytes.npy` | utf-8 bytes of each document, prompt and answer |
 | `keys.npy` | two 64-bit hashes a document: its normalised text or prompt, and its group |
+| `loss_mask.bin` | chats alone: a byte for each token, 1 where the assistant says it |
 | `token_bytes.npy` | how many bytes of text each id stands for |
 | `ledger.json` | fingerprint, counts, tokenizer, options, the report of broken rows, checksums of every block |
 
@@ -39,6 +40,8 @@ RECORD = np.dtype(
     [("length", "<u4"), ("prompt", "<u4"), ("bytes", "<u4"), ("key", "<u8"), ("group", "<u8")]
 )  # what preparation notes of each document
 ARRAYS = ("offsets.npy", "prompt_lengths.npy", "doc_bytes.npy", "keys.npy", "token_bytes.npy")
+LOSS_MASK = "loss_mask.bin"
+CHAT = "chat"  # the kind of the stores that have one
 CHUNK = 1 << 20  # documents converted at a time, so that memory stays bounded
 
 
@@ -113,6 +116,11 @@ class TokenStore:
         return self._column("prompt_lengths.npy", "<u4", (self.num_documents,))
 
     @property
+    def loss_mask(self) -> NDArray[np.uint8] | None:
+        """Of chats: 1 for each token that the assistant says."""
+        return self._column(LOSS_MASK, "|u1", (self.num_tokens,)) if self.kind == CHAT else None
+
+    @property
     def doc_bytes(self) -> NDArray[np.uint32]:
         """Bytes of each document."""
         return self._column("doc_bytes.npy", "<u4", (self.num_documents,))
@@ -140,7 +148,7 @@ class TokenStore:
 
     def check(self) -> None:
         """Look at everything; DamagedStore where something is not as it was written."""
-        for name in ("offsets", "prompt_lengths", "doc_bytes", "keys"):
+        for name in ("offsets", "prompt_lengths", "doc_bytes", "keys", "loss_mask"):
             getattr(self, name)
         self.ensure(np.array([0]), np.array([self.num_tokens]))
 
@@ -184,7 +192,7 @@ class TokenStore:
         if known is not None and PieceSums.of(path).blocks(known["pieces"]) != known["sums"]:
             raise DamagedStore(self.path, f"{name} does not have its checksums")
         try:
-            array: NDArray[Any] = np.load(path, mmap_mode="r")
+            array: NDArray[Any] = np.memmap(path, dtype, "r") if name == LOSS_MASK else np.load(path, mmap_mode="r")
         except OSError:
             raise
         except Exception as error:  # whatever a damaged header makes numpy say
@@ -198,6 +206,8 @@ class TokenStore:
             array[0] == 0 and array[-1] == self.num_tokens and (array[1:] > array[:-1]).all()
         ):
             raise DamagedStore(self.path, f"{name} has documents that end before they start, or beyond the tokens")
+        if name == LOSS_MASK and int(array.max()) > 1:
+            raise DamagedStore(self.path, f"{name} has something other than 0 and 1")
         if offsets is not None and not (array <= np.diff(offsets)).all():
             raise DamagedStore(self.path, f"{name} has a prompt that is longer than its document")
 
@@ -257,7 +267,8 @@ def finish(folder: Path, ledger: Json, token_bytes: NDArray[np.int32], tokens: P
     for file in folder.iterdir():
         sync(file)
     sums = {"tokens.bin": tokens or PieceSums.of(folder / "tokens.bin")}
-    sums |= {name: PieceSums.of(folder / name) for name in ARRAYS}
+    names = (*ARRAYS, LOSS_MASK) if ledger["kind"] == CHAT else ARRAYS
+    sums |= {name: PieceSums.of(folder / name) for name in names}
     sizes = {name: (folder / name).stat().st_size for name in sums}
     ledger = ledger | {"checksums": checksums(sums, sizes)}
     write_json(folder / LEDGER, ledger | {"ledger_checksum": _ledger_sum(ledger)})

@@ -189,19 +189,19 @@ def stream(
     runner: Runner,
     params: Tree,
     tokenizer: Tokenizer,
-    prompt: str,
+    prompt: str | Sequence[int],
     *,
     max_new_tokens: int,
     sampler: Sampler | None = None,
     seed: int = 0,
     row: int = 0,
 ) -> Iterator[str]:
-    """What the model says after a prompt, as pieces of text while it says them.
+    """What the model says after a prompt, a text or ids, as pieces of text while it says them.
 
     When the block is full the model goes on from its second half, so that a text may be longer than a block.
     """
     block_size = runner.model.block_size
-    text = tokenizer.encode(prompt) or [tokenizer.eot_id]
+    text = (tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)) or [tokenizer.eot_id]
     said: list[int] = []
     shown = ""
     while len(said) < max_new_tokens:
@@ -222,3 +222,28 @@ def stream(
                 shown = whole
             if ended:
                 return
+
+
+def until(pieces: Iterator[str], stop: str) -> Iterator[str]:
+    """Pieces of text up to where the whole has a text; what may be the beginning of it is held back.
+
+    >>> list(until(iter(["Hel", "lo<", "end> and", " more"]), "<end>"))
+    ['Hel', 'lo']
+    """
+    if not stop:
+        yield from pieces
+        return
+    held = ""
+    for piece in pieces:
+        held += piece
+        if stop in held:
+            rest = held.partition(stop)[0]
+            if rest:
+                yield rest
+            return
+        kept = next(size for size in range(min(len(stop) - 1, len(held)), -1, -1) if held.endswith(stop[:size]))
+        if len(held) > kept:
+            yield held[: len(held) - kept]
+            held = held[len(held) - kept :]
+    if held:
+        yield held

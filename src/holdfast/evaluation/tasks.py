@@ -62,7 +62,9 @@ def find_task(name: str, data: DataConfig, *, path: str = "eval/evaluations") ->
     if name in data.sources:
         source = data.sources[name]
         if source.prompt is None:
-            raise ConfigError(path, name, "a task", f"data/sources/{name} is plain text: it has no prompt and answer")
+            raise ConfigError(
+                path, name, "a task", f"data/sources/{name} has no prompt and answer: it is text or chats"
+            )
         return Task(name, kind="choice" if source.choices or source.labels else "generate")
     task: Task = evaluations.get(name, path=path)
     return task

@@ -101,8 +101,8 @@ def load_data(
 def held_out_of(
     name: str, curriculum: Curriculum, data: DataConfig, tokenizer: Tokenizer, *, progress: bool = False
 ) -> Rows:
-    """Held-out rows of a dataset that no stage trains on: a task's examples one a row, texts as a stream."""
-    style = DatasetStyle.PADDED if find_source(name, data).kind == "task" else DatasetStyle.PMD
+    """Held-out rows of a dataset that no stage trains on: a task's examples and chats one a row, texts as a stream."""
+    style = DatasetStyle.PMD if find_source(name, data).kind == "text" else DatasetStyle.PADDED
     store = prepare(name, "validation", data=data, tokenizer=tokenizer, progress=progress)
     rows = Rows(store, style, curriculum.block_size, loss_on=data.loss_on, pad_id=tokenizer.pad_id)
     if len(rows) < 1:

@@ -8,14 +8,25 @@ from typing import Any
 
 from holdfast.data.config import DataConfig, check_dataset_name
 from holdfast.data.documents import Document, SourceContext
-from holdfast.data.sources.files import Row, batched_rows, file_hash, read_files, split_files
+from holdfast.data.sources.chats import Chats
+from holdfast.data.sources.files import (
+    BY_ENDING,
+    Reading,
+    Row,
+    batched_rows,
+    file_hash,
+    format_of,
+    read_files,
+    split_files,
+)
 from holdfast.data.sources.templates import BrokenRowError, Template
 from holdfast.errors import UserError
 from holdfast.types import Json
 
 READER = 1  # changes when the same files would give other documents
 HUB_SECONDS = 10.0  # to find out whether the hub answers
-ANY_ENDING = "{jsonl,json.gz,parquet,txt,arrow}"
+CSV_READER = 2  # the same for csv, which was read otherwise before
+ANY_ENDING = "{jsonl,json.gz,parquet,csv,txt,arrow}"
 
 Files = dict[str, list[Path]]  # the files of each split
 
@@ -47,16 +58,14 @@ class TableSource:
 
     Args:
         files: finds the local files by split; without any, the hub is asked.
-        format: of the files, where their endings do not say.
-        sample_by: what a document of a plain text file is.
+        reading: how they are read, where their endings do not say.
     """
 
     name: str
-    template: Template
+    template: Template | Chats
     hub: Hub | None = None
     files: Callable[[str, DataConfig], Files] = root_files
-    format: str | None = None
-    sample_by: str = "chunk"
+    reading: Reading = BY_ENDING
 
     @property
     def kind(self) -> str:
@@ -70,16 +79,17 @@ class TableSource:
         return tuple(local or (self.hub.splits if self.hub else ("train",)))
 
     def documents(self, split: str, context: SourceContext) -> Iterator[Document]:
+        document = self.template.reader(context)
         for row in self._rows(split, context):
             try:
-                yield self.template.document(row.fields, f"{row.file}:{row.line}")
+                yield document(row.fields, f"{row.file}:{row.line}")
             except BrokenRowError as fault:
                 context.broken.add(fault.kind, row.file, row.line, fault.detail)
 
     def _rows(self, split: str, context: SourceContext) -> Iterator[Row]:
         local = self.files(self.name, context.data)
         if split in local:
-            return read_files(local[split], self.format, self.sample_by, context)
+            return read_files(local[split], self.reading, context)
         if local or self.hub is None or split not in self.hub.splits:
             raise UserError(f"dataset {self.name}: there is no split {split!r}; wanted: {self._wanted(split, context)}")
         return self._hub_rows(split, context)
@@ -108,8 +118,13 @@ class TableSource:
         else:
             cache = context.data.cache_path()
             hashes = {split: [file_hash(path, cache) for path in paths] for split, paths in sorted(local.items())}
-            origin = (hashes, self.format, self.sample_by)
-        return f"{READER} {self.template.fingerprint} {origin}"
+            origin = (hashes, self.reading.format, self.reading.sample_by)
+            if self.reading.delimiter is not None or self.reading.encodings:
+                origin = (*origin, self.reading.delimiter, self.reading.encodings)
+            kinds = {self.reading.format or format_of(path) for paths in local.values() for path in paths}
+            if kinds & {"csv", "tsv"}:
+                origin = (*origin, CSV_READER)
+        return f"{READER} {self.template.fingerprint_of(context)} {origin}"
 
 
 @contextlib.contextmanager

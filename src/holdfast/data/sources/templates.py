@@ -3,14 +3,18 @@
 import functools
 import hashlib
 import json
+import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from holdfast.data.documents import Document
+from holdfast.data.documents import Document, SourceContext
 from holdfast.errors import ConfigError
 from holdfast.types import JsonView
+
+_NAME = re.compile(r"[^.\[\]]+(\[[^\[\]]+\])*")
+_WHOLE = re.compile(r"-?\d{1,9}")
 
 
 class BrokenRowError(Exception):
@@ -26,8 +30,9 @@ class BrokenRowError(Exception):
 class Template:
     """Which fields of a row make a text, or a prompt with its answer.
 
-    Text has `text`, the name of a field; a task has `prompt`, a template, and one of: `labels`, from raw values of
-    the field `label` to answers; `choices` alone, whose index the field `label` holds; or `answer`, a template.
+    Text has `text`, the name of a field or a template; a task has `prompt`, a template, and one of: `labels`, from raw
+    values of the field `label` to answers; `choices` alone, whose index the field `label` holds; or `answer`, a
+    template.
     """
 
     text: str | None = None
@@ -49,14 +54,22 @@ class Template:
         # The order of labels is the order of the choices, so keys are not sorted.
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
 
+    def fingerprint_of(self, context: SourceContext) -> str:  # noqa: ARG002 (as chats have it)
+        return self.fingerprint
+
+    def reader(self, context: SourceContext) -> Callable[[JsonView, str], Document]:  # noqa: ARG002
+        """What makes a document of a row and its id; raises BrokenRowError."""
+        return self.document
+
     def document(self, row: JsonView, id: str) -> Document:
         """The document of a row; raises BrokenRowError."""
         group = "" if self.group is None else fill(self.group, row)
         if self.prompt is None:
-            return Document(id, text=_proper(_value(row, self.text or "text")), group=group)
-        prompt = _proper(fill(self.prompt, row))
+            text = self.text or "text"
+            return Document(id, text=proper(fill(text, row) if "{" in text else _value(row, text)), group=group)
+        prompt = proper(fill(self.prompt, row))
         answer, choices, label = self._answer(row)
-        return Document(id, "", prompt, _proper(answer), choices, label, group)
+        return Document(id, "", prompt, proper(answer), choices, label, group)
 
     @functools.cached_property
     def _fixed(self) -> tuple[str, ...]:
@@ -98,8 +111,9 @@ class Template:
     def _choices(self, row: JsonView) -> tuple[str, ...]:
         if len(self.choices) == 1:
             names = fields(self.choices[0])
-            if len(names) == 1 and isinstance(row.get(names[0]), Sequence) and not isinstance(row[names[0]], str):
-                return tuple(fill(self.choices[0], {names[0]: choice}) for choice in row[names[0]])
+            found = _looked_up(row, names[0]) if len(names) == 1 else None
+            if isinstance(found, Sequence) and not isinstance(found, str):
+                return tuple(fill(self.choices[0], {names[0]: choice}) for choice in found)
         return tuple(fill(choice, row) for choice in self.choices)
 
 
@@ -110,13 +124,33 @@ def _placed(answer: str, choices: tuple[str, ...]) -> tuple[str, tuple[str, ...]
 
 
 def _value(row: JsonView, name: str) -> Any:
-    value = row.get(name)
+    return _there(row, name, row.get(name))
+
+
+def _looked_up(row: JsonView, name: str) -> Any:
+    """The value of a field, or of a place in it such as `messages[0][content]`; None where there is none."""
+    if name in row or "[" not in name:
+        return row.get(name)
+    head, *places = name.replace("]", "").split("[")
+    value = row.get(head)
+    for place in places:
+        if isinstance(value, Mapping):
+            value = value.get(place)
+        elif isinstance(value, Sequence) and not isinstance(value, str) and _WHOLE.fullmatch(place):
+            value = value[int(place)] if -len(value) <= int(place) < len(value) else None
+        else:
+            return None
+    return value
+
+
+def _there(row: JsonView, name: str, value: Any) -> Any:
     if value is None:
         raise BrokenRowError("missing field", f"{name} (the row has {', '.join(map(str, row)) or 'nothing'})")
     return value
 
 
-def _proper(text: Any) -> str:
+def proper(text: Any) -> str:
+    """A text that can be tokenised, as it is; raises BrokenRowError."""
     if not isinstance(text, str):
         raise BrokenRowError("text is not a text", f"it is {type(text).__name__}")
     if not text or text.isspace():
@@ -135,12 +169,14 @@ def fill(template: str, row: JsonView) -> str:
     >>> fill("{a} and {b}", {"a": 1, "b": "two"})
     '1 and two'
     """
-    for name in fields(template):
-        _value(row, name)
-    return template.format_map(row)
+    return _filled(template, lambda name: _there(row, name, _looked_up(row, name)))
 
 
-_fields: dict[str, list[str]] = {}  # parsed templates; there are only ever a few
+def _filled(template: str, value: Callable[[str], Any]) -> str:
+    return "".join(text + ("" if name is None else format(value(name), form)) for text, name, form in _parts(template))
+
+
+_parsed: dict[str, list[tuple[str, str | None, str]]] = {}  # parsed templates; there are only ever a few
 
 
 def fields(template: str) -> list[str]:
@@ -149,18 +185,28 @@ def fields(template: str) -> list[str]:
     >>> fields("{a} and {b}")
     ['a', 'b']
     """
-    if template not in _fields:
-        _fields[template] = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    return _fields[template]
+    return [name for _, name, _ in _parts(template) if name is not None]
+
+
+def _parts(template: str) -> list[tuple[str, str | None, str]]:
+    """What stands before each name, the name, and its format; the last one may be without a name."""
+    if template not in _parsed:
+        _parsed[template] = [(text, name, form or "") for text, name, form, _ in string.Formatter().parse(template)]
+    return _parsed[template]
 
 
 def check(template: str, path: str) -> None:
-    """Raise ConfigError unless a template is text with plain field names in braces."""
+    """Raise ConfigError unless a template is text with names of fields, or of places in them, in braces."""
     expected = "a template such as 'Question: {question}'"
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
         raise ConfigError(path, template, expected, f"{error}; write {{{{ and }}}} for braces themselves") from None
     for _, name, spec, conversion in parts:
-        if name is not None and (not name or set(name) & set(".[]") or name.isdigit() or spec or conversion):
-            raise ConfigError(path, template, expected, f"{{{name}}} is not the plain name of a field")
+        if name is not None and (not _NAME.fullmatch(name) or name.isdigit() or spec or conversion):
+            raise ConfigError(
+                path,
+                template,
+                expected,
+                f"{{{name}}} is not the plain name of a field, nor a place in one such as {{messages[0][content]}}",
+            )

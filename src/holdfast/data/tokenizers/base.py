@@ -2,9 +2,9 @@
 
 import abc
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,25 @@ from holdfast.types import Json
 META_FILE = "holdfast_tokenizer.json"
 
 
+class ChatFormat(NamedTuple):
+    """How a tokenizer's model was shown chats: Jinja templates by name, and the tokens that these know by name."""
+
+    templates: Mapping[str, str] = {}
+    tokens: Mapping[str, str] = {}  # such as bos_token
+
+
+class Placed(NamedTuple):
+    """The ids of a text, and the characters of it, from and to, that each stands for."""
+
+    ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
 class Tokenizer(abc.ABC):
     """Text to ids and back; special tokens are never made from text, only added on purpose."""
 
+    chat: ChatFormat = ChatFormat()  # no part of the fingerprint: it changes no text's ids
     name: str
     vocab_size: int
     eot_id: int  # ends every document
@@ -43,6 +59,10 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def save(self, folder: Path) -> None:
         """Write all that `load_tokenizer(folder)` needs."""
+
+    @abc.abstractmethod
+    def encode_rendered(self, texts: Sequence[str]) -> list[Placed]:
+        """The ids of chats that a template rendered: here special tokens are made from text, none is added."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without any special token."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.data.tokenizers.base import Tokenizer, write_meta
+from holdfast.data.tokenizers.base import Placed, Tokenizer, write_meta
 from holdfast.errors import ConfigError
 from holdfast.execution.files import write_atomically
 
@@ -81,6 +81,21 @@ class LibraryTokenizer(Tokenizer):
         flat: NDArray[np.integer[Any]] = np.fromiter(itertools.chain.from_iterable(ids), self.dtype, int(lengths.sum()))
         return flat, lengths
 
+    def encode_rendered(self, texts: Sequence[str]) -> list[Placed]:
+        found = []
+        for encoding in self._for_chats.encode_batch(list(texts), add_special_tokens=False):
+            offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+            found.append(Placed(np.array(encoding.ids, np.int64), offsets[:, 0], offsets[:, 1]))
+        return found
+
+    @functools.cached_property
+    def _for_chats(self) -> "RustTokenizer":
+        """The same tokenizer, which takes a special token that is spelled out for one."""
+        from tokenizers import Tokenizer as RustTokenizer
+
+        # What comes after would only add special tokens and take blanks out of the characters of a token.
+        return RustTokenizer.from_str(json.dumps(json.loads(self._serialised) | {"post_processor": None}))
+
     @functools.cached_property
     def _splits_freely(self) -> bool:
         """Whether a text cut between words has the same ids: true of GPT-2's way to find words."""
@@ -112,7 +127,8 @@ class LibraryTokenizer(Tokenizer):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "tokenizer.json", self._serialised)
         special = {"eot": self._rust.id_to_token(self.eot_id), "pad": self._rust.id_to_token(self.pad_id)}
-        write_meta(folder, {"kind": "library", "name": self.name, **special})
+        chat = {"chat": self.chat._asdict()} if self.chat.templates else {}
+        write_meta(folder, {"kind": "library", "name": self.name, **special, **chat})
 
 
 def _portions(texts: Sequence[str], limit: int) -> Iterator[list[tuple[int, str]]]:

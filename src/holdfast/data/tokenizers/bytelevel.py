@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.data.tokenizers.base import Tokenizer, write_meta
+from holdfast.data.tokenizers.base import Placed, Tokenizer, write_meta
 
 
 class BytesTokenizer(Tokenizer):
@@ -30,6 +30,14 @@ class BytesTokenizer(Tokenizer):
         encoded = [text.encode() for text in texts]
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         return np.frombuffer(b"".join(encoded), np.uint8).astype(np.uint16), lengths
+
+    def encode_rendered(self, texts: Sequence[str]) -> list[Placed]:
+        found = []
+        for text in texts:
+            ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+            starts = np.cumsum(ids & 0xC0 != 0x80) - 1  # the other bytes of a character go on with it
+            found.append(Placed(ids, starts, starts + 1))
+        return found
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> str:
         array = np.asarray(ids, np.int64)

@@ -9,8 +9,9 @@ from holdfast.data.config import TokenizerConfig
 from holdfast.data.tokenizers import Tokenizer, load_tokenizer
 from holdfast.data.tokenizers.base import META_FILE
 from holdfast.errors import ConfigError, UserError
-from holdfast.execution.files import write_json
+from holdfast.execution.files import write_atomically, write_json
 from holdfast.models.pretrained.source import locate
+from holdfast.types import Json
 
 FILES = (META_FILE, "tokenizer.json", "vocab.json")
 EOT, PAD = "<|endoftext|>", "<|pad|>"  # of bytes, where other programs want a text
@@ -78,13 +79,20 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
         bytes_as_library().save(str(folder / "tokenizer.json"))
         meta = {**meta, "eot": EOT, "pad": PAD}
     special = {"bos_token": meta["eot"], "eos_token": meta["eot"], "pad_token": meta["pad"]}
+    templates = dict(tokenizer.chat.templates)
+    if templates:  # they say `bos_token` and mean that of the model they come from
+        special |= {key: token for key, token in tokenizer.chat.tokens.items() if key in special}
+    if list(templates) == ["default"]:
+        write_atomically(folder / "chat_template.jinja", templates.pop("default"))
     write_json(folder / "special_tokens_map.json", special)
-    options = {
+    options: Json = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,
         **special,
     }
+    if templates:
+        options["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
     write_json(folder / "tokenizer_config.json", options)
 
 
