@@ -30,6 +30,7 @@ ENDINGS = {
     ".txt": "txt",
     ".txt.gz": "txt",
 }
+TOKEN_ENDINGS = {".bin": "bin", ".npy": "npy", ".ds": "ds"}  # files of ids, which `tokens.py` reads
 LONGEST = 1 << 24  # bytes of one row; a longer one is broken, so that memory stays bounded
 CHUNK = 2000  # bytes after which a text is cut at the next end of a paragraph
 LONGEST_CHUNK = 8 * CHUNK  # a text without paragraphs is cut at a line's end before this
