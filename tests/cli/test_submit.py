@@ -89,6 +89,38 @@ def test_a_submission_leaves_its_config_script_and_record(user: User) -> None:
     assert record["runs"] == [{"name": "first", "folder": "general/default/first", "overrides": []}]
 
 
+def test_a_preparation_is_an_array_of_shards(user: User) -> None:
+    code, said = user.submits(
+        "--dry-run", "--prepare", "3", "data.workers=2", "--cpus-per-task", "8", "--parallel", "2"
+    )
+    assert code == 0
+    assert "#SBATCH --array=0-2%2\n" in said
+    assert "#SBATCH --cpus-per-task=8\n" in said
+    copy = user.folder / "runs" / ".submissions" / "x-prepare-1" / "x.yaml"
+    for number in (1, 2, 3):
+        assert (
+            f"    {number - 1}) run=({sys.executable} -m holdfast prepare {copy} data.workers=2 --shard {number}/3) ;;"
+            in said
+        )
+    assert "--name" not in said.partition("srun")[2]
+    assert not (user.folder / "runs").exists()
+
+
+@needs_submitit
+@pytest.mark.usefixtures("_submitit")
+def test_a_preparation_is_looked_after_in_the_queue(user: User) -> None:
+    user.has(
+        sbatch="echo 42", scontrol="echo 'JobId=43 ArrayJobId=42 ArrayTaskId=0-1 JobState=PENDING Reason=Priority'"
+    )
+    code, said = user.submits("--prepare", "2")
+    assert code == 0
+    assert "x-prepare-1: job 42, 2 shares of the data" in said
+    code, said = user.types("queue", "status")
+    assert code == 0
+    assert said.count("no run") == 2
+    assert user.submits("--prepare", "2")[0] == 2  # they are in the queue already
+
+
 @needs_submitit
 @pytest.mark.usefixtures("_submitit")
 def test_what_slurm_refuses_leaves_nothing(user: User) -> None:
@@ -127,6 +159,12 @@ def test_a_run_is_not_submitted_while_a_job_has_it(user: User) -> None:
         (["--from", "nowhere@latest"], "nowhere"),
         (["--from", "a@1", "--init-from", "a@1"], "choose one"),
         (["--gpus-per-node", "4", "topology.fsdp=3"], "topology/fsdp"),
+        (["--prepare", "4", "--nodes", "2"], "--prepare: every job is one process"),
+        (["--prepare", "4", "--gpus-per-node", "1"], "--prepare: every job is one process"),
+        (["--prepare", "4", "--array", "training/seed=1,2"], "without --array"),
+        (["--prepare", "4", "training.batch_sise=3"], "training/batch_size"),
+        (["--prepare", "4", "--name", "../up"], "--name"),
+        (["--prepare", "1000000"], "--prepare 1000000"),
         (["--nodes", "3", "--gpus-per-node", "4", "training.batch_size=16"], "a multiple of 12, the data x"),
     ],
 )

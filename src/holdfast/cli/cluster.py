@@ -44,6 +44,7 @@ def submit_command(
     max_requeues: Annotated[int, typer.Option(min=0, help="How often the job may be queued again.")] = 100,
     array: Annotated[Optional[List[str]], typer.Option(help="path=value,value,…: a sweep; repeatable.")] = None,
     parallel: Annotated[Number, typer.Option(min=1, help="Runs of a sweep at the same time, at most.")] = None,
+    prepare: Annotated[Number, typer.Option("--prepare", min=1, help="Prepare the data instead, in N jobs.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script; submit nothing.")] = False,
     name: Name = None,
     project: Project = "general",
@@ -54,7 +55,8 @@ def submit_command(
 ) -> None:
     """Submit a run, or a sweep of runs, to SLURM.
 
-    It is queued again when its time is over or when it is pushed out, and then goes on.
+    It is queued again when its time is over or when it is pushed out, and then goes on. With --prepare N its data is
+    prepared in an array of N jobs instead.
 
     Example: holdfast submit my.yaml --nodes 2 --gpus-per-node 8 --time 12:00:00 --array training/seed=1,2,3
     """
@@ -65,12 +67,17 @@ def submit_command(
         cpus_per_task=cpus_per_task, mem=mem, partition=partition, account=account, qos=qos, constraint=constraint,
         grace_seconds=grace, max_requeues=max_requeues, parallel=parallel, setup=tuple(setup or ()),
     )  # fmt: skip
-    title, shared = name or config.stem, list(overrides or [])
-    request = make_request(
-        members(title, array or []), config, shared, resources,
-        title=title, project=project, group=group or (title if array else "default"), out=out.absolute(),
-        plugins=context.find_root().params.get("plugin") or [], parent=parent, init_from=init_from,
-    )  # fmt: skip
+    title, shared, plugins = name or config.stem, list(overrides or []), context.find_root().params.get("plugin") or []
+    if prepare is not None:
+        if array or parent or init_from:
+            raise UserError("--prepare: data is prepared without --array, --from and --init-from; take them out")
+        request = preparation(prepare, config, shared, resources, title=title, out=out.absolute(), plugins=plugins)
+    else:
+        request = make_request(
+            members(title, array or []), config, shared, resources,
+            title=title, project=project, group=group or (title if array else "default"), out=out.absolute(),
+            plugins=plugins, parent=parent, init_from=init_from,
+        )  # fmt: skip
     if dry_run:
         print(submissions.preview(request), end="")
     else:
@@ -117,6 +124,53 @@ def make_request(
     )
 
 
+def preparation(
+    count: int,
+    config: Path,
+    shared: list[str],
+    resources: Resources,
+    *,
+    title: str,
+    out: Path,
+    plugins: Sequence[str],
+) -> "Request":
+    """A submission of jobs that prepare a config's data together: `holdfast prepare --shard I/N` in each."""
+    from holdfast.cli.configs import read_config
+    from holdfast.cluster.submissions import PREPARED, Request, SubmittedRun
+    from holdfast.data.shards import MOST_SHARDS
+    from holdfast.execution.names import check_name
+
+    if resources.processes > 1 or resources.gpus_per_node:
+        raise UserError(
+            "--prepare: every job is one process without GPUs; leave --nodes, --tasks-per-node and --gpus-per-node "
+            "out, and give it --cpus-per-task"
+        )
+    if count > MOST_SHARDS:
+        raise UserError(f"--prepare {count}: at most {MOST_SHARDS:,} jobs")
+    check_name(title, "--name")
+    read_config(config, shared).resolved()
+    name = f"{title}-prepare"
+    return Request(
+        name=name,
+        out=out,
+        config=config.absolute(),
+        command=[
+            sys.executable,
+            "-m",
+            "holdfast",
+            *(part for each in plugins for part in ("--plugin", each)),
+            "prepare",
+        ],
+        arguments=shared,
+        runs=[
+            SubmittedRun(f"{name}-{number}", f"{PREPARED}/{name}/{number}", ("--shard", f"{number}/{count}"))
+            for number in range(1, count + 1)
+        ],
+        resources=resources,
+        named=False,
+    )
+
+
 def check_mesh(cfg: "DictConfig", resources: Resources) -> None:
     """Refuse a mesh that does not fit the GPUs that are asked for, or a batch that they cannot share evenly.
 
@@ -135,11 +189,12 @@ def check_mesh(cfg: "DictConfig", resources: Resources) -> None:
 def tell(submission: "Submission", request: "Request") -> None:
     """What was submitted, and how to look after it."""
     count = len(submission.runs)
-    runs = f"{count} runs" if count > 1 else str(submission.run_dir(0))
+    what = "runs" if request.named else "shares of the data"
+    runs = f"{count} {what}" if count > 1 or not request.named else str(submission.run_dir(0))
     print(f"{submission.id}: job {submission.job}, {runs}, processes of a run: {submission.processes}")
     print(f"script and logs: {submission.folder}")
     print(f"holdfast queue status {submission.id} --out {request.out}")
-    if count > 1:
+    if count > 1 and request.named:
         print(f"holdfast compare '{submission.run_dir(0).parent}/*'")
     if request.out.is_relative_to(tempfile.gettempdir()):
         print(f"note: {request.out} is a temporary folder; other machines of a cluster do not see it", file=sys.stderr)

@@ -45,8 +45,8 @@ def generate_command(
     folder, names = run_and_checkpoints(str(run), checkpoint or [])
     pretrained = not (folder / "config.yaml").is_file() and is_model(folder)
     if pretrained and (names or ema):
-        given = f"checkpoint {names[0]}" if names else "--ema"
-        raise UserError(f"{given}: {folder} is a pretrained model, which has no checkpoints")
+        asked = f"checkpoint {names[0]}" if names else "--ema"
+        raise UserError(f"{asked}: {folder} is a pretrained model, which has no checkpoints")
 
     from holdfast.evaluation.decoding import Sampler, stream, until
 

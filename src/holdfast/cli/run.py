@@ -4,11 +4,15 @@ import functools
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, List, Optional
+from typing import TYPE_CHECKING, Annotated, List, Optional
 
 import typer
 
 from holdfast.cli.options import Config, Group, InitFrom, Name, Out, Overrides, Parent, Project
+
+if TYPE_CHECKING:
+    from holdfast.data.shards import Shard
+    from holdfast.training.resolve import ResolvedRun
 
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 unless every budget (keep) is shown to be kept.")]
 
@@ -16,6 +20,9 @@ Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 unless every
 def prepare_command(
     config: Annotated[Path, typer.Argument(help="YAML config file.")],
     overrides: Annotated[Optional[List[str]], typer.Argument(help="path=value …")] = None,
+    shard: Annotated[
+        Optional[str], typer.Option("--shard", help="I/N: only the share of job I of N; the last one joins them.")
+    ] = None,
 ) -> None:
     """Read, tokenise and cache the datasets of a config.
 
@@ -24,9 +31,14 @@ def prepare_command(
     Example: holdfast prepare my.yaml data.root=/data
     """
     from holdfast.cli.configs import read_config
+    from holdfast.data.shards import Shard
     from holdfast.training.data import load_data
 
+    own = None if shard is None else Shard.parse(shard)
     run = read_config(config, overrides or []).resolved()
+    if own is not None:
+        _prepare_share(run, own)
+        return
     data = load_data(
         run.curriculum,
         run.options.data,
@@ -50,6 +62,23 @@ def prepare_command(
         )
     for leak in data.leaks:
         print(f"leak: {leak}")
+
+
+def _prepare_share(run: "ResolvedRun", shard: "Shard") -> None:
+    from holdfast.training.data import prepare_share
+
+    made = prepare_share(
+        run.curriculum,
+        run.options.data,
+        run.tokenizer,
+        shard,
+        evaluations=run.config.evaluations,
+        measured=run.held_out,
+        progress=True,
+    )
+    for (name, split), store in made.items():
+        whole = "its share is done" if store is None else f"all is there, {store.num_documents:,} documents"
+        print(f"{name}/{split}: shard {shard}: {whole}")
 
 
 def run_command(

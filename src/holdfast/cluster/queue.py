@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.cluster import slurm
-from holdfast.cluster.submissions import Submission
+from holdfast.cluster.submissions import PREPARED, Submission
 from holdfast.report.live import status
 
 UNKNOWN = "unknown"
@@ -45,6 +45,8 @@ def line(submission: Submission, index: int, told: slurm.JobState | None) -> Lin
         state = "COMPLETED" if seen.state == "finished" else UNKNOWN
         reason = "by its results" if seen.state == "finished" else f"SLURM knows it no more; the run is {seen.state}"
     progress = f"{seen.step:,} of {seen.total_steps:,}" if seen.total_steps else "not started"
+    if run.folder.startswith(f"{PREPARED}/"):
+        progress = "no run"
     return Line(
         id=submission.id,
         job=submission.job_of(index) if submission.job else "",

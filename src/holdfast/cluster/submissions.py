@@ -16,6 +16,7 @@ from holdfast.errors import UserError
 from holdfast.execution.files import write_atomically, write_json
 
 FOLDER, RECORD, SCRIPT = ".submissions", "submission.json", "job.sh"
+PREPARED = ".prepared"  # in place of a run's folder: a share of a preparation, which has none
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Request:
         runs: what differs: names, folders, overrides.
         commands: what each run's tasks run, where that is no command with the config's copy and a name.
         after: SLURM's numbers of jobs that must have ended before these start.
+        named: whether the command takes `--name`.
     """
 
     name: str
@@ -91,12 +93,14 @@ class Request:
     resources: Resources
     commands: Sequence[Sequence[str]] = ()
     after: Sequence[str] = ()
+    named: bool = True
 
     def script(self, folder: Path) -> str:
         """The batch script of a submission with this folder."""
         copy = str(folder / self.config.name)
         commands = self.commands or [
-            [*self.command, copy, *self.arguments, "--name", run.name, *run.overrides] for run in self.runs
+            [*self.command, copy, *self.arguments, *(["--name", run.name] if self.named else []), *run.overrides]
+            for run in self.runs
         ]
         return batch_script(folder.name, folder, Path.cwd(), commands, self.resources)
 

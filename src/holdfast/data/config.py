@@ -10,7 +10,8 @@ from holdfast.config import field
 from holdfast.conversion import check_path
 from holdfast.errors import ConfigError, UserError, shortened
 
-FORMATS = ("jsonl", "json", "parquet", "arrow", "csv", "tsv", "txt")
+FORMATS = ("jsonl", "json", "parquet", "arrow", "csv", "tsv", "txt", "bin", "npy", "megatron", "ds", "input_ids")
+DTYPES = ("uint16", "uint32")  # of the ids of token files without a header
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST = 10**18  # documents or tokens of anything
 LONGEST_NAME = 128  # bytes; with what is added to it, it is the name of a folder
@@ -84,12 +85,15 @@ class SourceConfig:
     validation_fraction: Optional[float] = None  # share held out where there is no validation split
     max_documents: Optional[int] = None
     max_tokens: Optional[int] = None
+    dtype: Optional[str] = None  # token files without a header: uint16 or uint32; null goes by the vocabulary
 
     def __post_init__(self) -> None:
         check_path(self.path, "path", "a file, a folder, a glob or a hub name")
         check_path(self.validation, "validation", "a path, or the name of a split")
         if self.format is not None and self.format not in FORMATS:
             raise ConfigError("format", self.format, f"one of {', '.join(FORMATS)}", "or leave it out")
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigError("dtype", self.dtype, f"one of {', '.join(DTYPES)}", "or leave it out")
         if self.sample_by not in ("chunk", "line", "file"):
             raise ConfigError("sample_by", self.sample_by, "one of chunk, line, file")
         if self.prompt is None and (self.answer is not None or self.choices or self.labels):

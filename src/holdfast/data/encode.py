@@ -111,11 +111,13 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def encode_all(parts: Iterable[list[Document]], tokenizer: Tokenizer, workers: int, saved: Path) -> Iterator[Encoded]:
+def encode_all(
+    parts: Iterable[list[Document] | Encoded], tokenizer: Tokenizer, workers: int, saved: Path
+) -> Iterator[Encoded]:
     """Encode batches in the background and yield them in order, at most a few ahead.
 
     Args:
-        parts: batches of documents; read in the calling thread.
+        parts: batches of documents, read in the calling thread; those that are encoded already go through as they are.
         tokenizer: used directly when workers is 0: its Rust code runs on all cores without Python's lock.
         workers: processes to use instead, for machines where one Python process cannot feed all cores.
         saved: folder of the saved tokenizer, which worker processes load.
@@ -137,12 +139,20 @@ def encode_all(parts: Iterable[list[Document]], tokenizer: Tokenizer, workers: i
 
 
 def _in_order(
-    pool: Executor, function: Callable[[list[Document]], Encoded], parts: Iterable[list[Document]], ahead: int
+    pool: Executor,
+    function: Callable[[list[Document]], Encoded],
+    parts: Iterable[list[Document] | Encoded],
+    ahead: int,
 ) -> Iterator[Encoded]:
     pending: deque[Future[Encoded]] = deque()
     try:
         for part in parts:
-            pending.append(pool.submit(function, part))
+            if isinstance(part, Encoded):
+                done: Future[Encoded] = Future()
+                done.set_result(part)
+                pending.append(done)
+            else:
+                pending.append(pool.submit(function, part))
             if len(pending) > ahead:
                 yield pending.popleft().result()
         while pending:

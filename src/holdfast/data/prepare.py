@@ -17,18 +17,23 @@ import shutil
 import sys
 import time
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.data import store
+from holdfast.data import shards, store
 from holdfast.data.checksums import PieceSums
 from holdfast.data.config import DataConfig, check_dataset_name
-from holdfast.data.documents import Document, Source, SourceContext, broken_lines, held_out_fraction, read
+from holdfast.data.documents import SPLITS, Document, Source, SourceContext, broken_lines, held_out_fraction, read
 from holdfast.data.encode import Encoded, batches, encode_all
+from holdfast.data.mapped import note_files
 from holdfast.data.progress import Progress
+from holdfast.data.shards import Portions, Shard
 from holdfast.data.sources import find_source
+from holdfast.data.sources.tokens import TokenSource
 from holdfast.data.store import FORMAT, RECORD, DamagedStore, TokenStore
+from holdfast.data.token_files import Choice, Found, copy_ids, index_files
 from holdfast.data.tokenizers import Tokenizer
 from holdfast.errors import ConfigError, RunError, UserError
 from holdfast.execution.files import sync
@@ -71,12 +76,7 @@ def prepare(
     """
     job = _job(source_name, split, data, tokenizer)
     if not job.path.exists():
-        try:
-            job.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                "data/cache", str(data.cache_path()), "a folder that can be written", str(error)
-            ) from None
+        _make_parent(job)
         with _kept_if_refused(job), store.lock(job.path, lambda: _say_waiting(job, progress)):
             if not job.path.exists():
                 _make(job, progress)
@@ -85,6 +85,14 @@ def prepare(
     if "rows" in ledger:  # stores of the first days do not say of how many rows the broken ones are
         _judge(job, ledger["broken"], ledger["rows"], last=not ledger["stopped_at_max_tokens"])
     return prepared
+
+
+def _make_parent(job: _Job) -> None:
+    try:
+        job.path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        cache = str(job.data.cache_path())
+        raise ConfigError("data/cache", cache, "a folder that can be written", str(error)) from None
 
 
 def _opened(job: _Job, progress: bool) -> TokenStore:
@@ -104,7 +112,11 @@ def _opened(job: _Job, progress: bool) -> TokenStore:
 
 
 def _published(job: _Job, mend: store.Mend | None = None) -> TokenStore:
-    found = TokenStore.open(job.path, mend)
+    files = None
+    if isinstance(job.source, TokenSource) and not job.source.packed:
+        files = job.source.files[job.split if job.split in job.source.files else "train"]
+        note_files(job.path, files)
+    found = TokenStore.open(job.path, mend, files)
     if found.fingerprint != job.fingerprint:
         raise DamagedStore(job.path, f"its ledger is that of {found.name}/{found.split} {found.fingerprint[:16]}")
     return found
@@ -123,7 +135,7 @@ def _made_again(job: _Job, what: str, progress: bool) -> TokenStore:
                 _make(job, progress)
             except UserError as error:
                 raise UserError(f"{job.path}: damaged ({what}), and it cannot be made again: {error}") from None
-    return TokenStore.open(job.path)
+    return _published(job)
 
 
 @functools.cache
@@ -197,22 +209,48 @@ def _make(job: _Job, progress: bool) -> None:
         saved = _save_tokenizer(job)
         context = SourceContext(job.data, job.tokenizer)
         try:
-            with _Parts(folder, job) as parts, Progress(f"{job.source.name}/{job.split}", progress) as bar:
-                _fill(job, parts, context, saved, bar)
+            with Progress(f"{job.source.name}/{job.split}", progress) as bar:
+                if isinstance(job.source, TokenSource):
+                    _index(job, job.source, folder, context, bar)
+                else:
+                    _tokenise(job, folder, context, saved, bar)
         except UserError:
             shutil.rmtree(folder)  # the user will change something: what was done is of no use
             raise
-        if parts.documents == 0:
-            shutil.rmtree(folder)
-            raise UserError(_nothing(job, context))
-        store.finish(folder, _ledger(job, parts, context), job.tokenizer.token_bytes(), parts.token_sums)
     for name in ("journal", "documents.bin"):
         (folder / name).unlink(missing_ok=True)
     sync(folder)
     folder.rename(job.path)
     sync(job.path.parent)
+    Portions(job.path, job.tokenizer.dtype).remove()
     if progress:
         _say_broken(job)
+
+
+def _tokenise(job: _Job, folder: Path, context: SourceContext, saved: Path, bar: Progress) -> None:
+    with _Parts(folder, job) as parts:
+        _fill(job, parts, context, saved, bar)
+    if parts.documents == 0:
+        raise UserError(_nothing(job, context))
+    store.finish(folder, _ledger(job, parts, context), job.tokenizer.token_bytes(), parts.token_sums)
+
+
+def _index(job: _Job, source: TokenSource, folder: Path, context: SourceContext, bar: Progress) -> None:
+    """A store of ids that exist already: nothing is tokenised, and nothing but packed ids is written again."""
+    held_out = job.identity["options"]["validation_fraction"] if job.split in SPLITS else None
+    choice = Choice(held_out, job.split, job.max_documents, job.max_tokens)
+    layout = source.layout(job.split if held_out is None else "train", job.tokenizer, folder)
+    found = index_files(folder, source.name, layout, job.tokenizer, choice, bar)
+    if found.documents == 0:
+        raise UserError(_nothing(job, context))
+    ledger = _ledger(job, found, context) | {"dtype": layout.dtype}
+    if source.packed:
+        copy_ids(folder, layout)
+    else:
+        ledger["files"] = found.files
+    store.finish(folder, ledger, job.tokenizer.token_bytes())
+    for note in found.notes:
+        print(f"{source.name}/{job.split}: {note}", file=sys.stderr, flush=True)
 
 
 def _fill(job: _Job, parts: "_Parts", context: SourceContext, saved: Path, bar: Progress) -> None:
@@ -222,15 +260,19 @@ def _fill(job: _Job, parts: "_Parts", context: SourceContext, saved: Path, bar: 
     def rows() -> int:
         return context.documents + context.broken.total
 
-    def watched() -> Iterator[list[Document]]:
-        documents = itertools.islice(read(job.source, job.split, context), job.max_documents)
-        done = sum(1 for _ in itertools.islice(documents, parts.documents))
-        bar.begin(done, context.fraction)
-        for batch in batches(documents):
+    def watched() -> Iterator[list[Document] | Encoded]:
+        portions, done, position = Portions(job.path, job.tokenizer.dtype), parts.documents, 0
+        for number, batch in enumerate(batches(_documents(job, context))):
+            position += len(batch)
+            if position <= done:
+                bar.begin(done, context.fraction)
+                continue
             report = copy.deepcopy(context.broken.report())
             _judge(job, report, rows(), last=False)
             seen.append((report, rows()))
-            yield batch
+            left = batch[-(position - done) :]  # a journal of another version may end inside a batch
+            known = portions.batch(number, len(left))  # some job of several has tokenised it
+            yield left if known is None else known
 
     stopped = False
     for encoded in encode_all(watched(), job.tokenizer, job.data.workers, saved):
@@ -245,6 +287,72 @@ def _fill(job: _Job, parts: "_Parts", context: SourceContext, saved: Path, bar: 
         _judge(job, parts.report, parts.rows, last=True)
     parts.stopped = stopped
     bar.update(parts.documents, parts.tokens, 1.0, last=True)
+
+
+def _documents(job: _Job, context: SourceContext) -> Iterator[Document]:
+    return itertools.islice(read(job.source, job.split, context), job.max_documents)
+
+
+def prepare_shard(
+    source_name: str, split: str, shard: Shard, *, data: DataConfig, tokenizer: Tokenizer, progress: bool = True
+) -> TokenStore | None:
+    """Tokenise what is one job's of a split; the store, if all of it is there now, made by whoever comes last."""
+    job = _job(source_name, split, data, tokenizer)
+    if not job.path.exists():
+        _make_parent(job)
+        if isinstance(job.source, TokenSource):  # nothing is tokenised, one job is enough
+            whole = shard.has(job.path.name, 0)
+        else:
+            title = f"{job.source.name}/{job.split} shard {shard}"
+            with _kept_if_refused(job), Progress(title, progress) as bar:
+                whole = _fill_share(job, shard, bar)
+        if not whole:
+            return None
+    return prepare(source_name, split, data=data, tokenizer=tokenizer, progress=progress)
+
+
+def _fill_share(job: _Job, shard: Shard, bar: Progress) -> bool:
+    """Make the portions of one job that are missing; whether all that the store needs are there."""
+    context, portions = SourceContext(job.data, job.tokenizer), Portions(job.path, job.tokenizer.dtype)
+    numbers: deque[int] = deque()  # the portions of the batches that are under way
+    count, ended, own_tokens = 0, False, 0
+
+    def enough() -> bool:
+        limit = job.max_tokens
+        return limit is not None and (own_tokens > limit or portions.prefix_tokens() > limit)
+
+    def own() -> Iterator[list[Document]]:
+        nonlocal count, ended, own_tokens
+        mine = False
+        for number, batch in enumerate(batches(_documents(job, context))):
+            portion, place = divmod(number, shards.PORTION)
+            if place == 0:
+                if job.path.exists() or enough():
+                    return
+                made = portions.load(portion) if shard.has(job.path.name, portion) else []
+                mine = shard.has(job.path.name, portion) and not made
+                own_tokens += sum(len(encoded.flat) for encoded in made)
+                count = portion + 1
+            _judge(job, context.broken.report(), context.documents + context.broken.total, last=False)
+            if mine:
+                numbers.append(portion)
+                yield batch
+        ended = True
+
+    parts: dict[int, list[Encoded]] = {}  # one at a time: the next begins when it is whole
+    for encoded in encode_all(own(), job.tokenizer, job.data.workers, _save_tokenizer(job)):
+        number = numbers.popleft()
+        for before in [each for each in parts if each != number]:
+            portions.write(before, parts.pop(before))
+        parts.setdefault(number, []).append(encoded)
+        own_tokens += len(encoded.flat)
+        bar.update(sum(len(each.records) for each in parts[number]), own_tokens, context.fraction)
+    for number, made in parts.items():
+        portions.write(number, made)
+    if job.path.exists():
+        portions.remove()  # somebody made the store meanwhile
+        return True
+    return enough() if not ended else all(portions.num_tokens(number) is not None for number in range(count))
 
 
 def _judge(job: _Job, report: Json, rows: int, *, last: bool) -> None:
@@ -371,7 +479,7 @@ def _open_at(path: Path, size: int) -> io.BufferedWriter:
     return file
 
 
-def _ledger(job: _Job, parts: _Parts, context: SourceContext) -> Json:
+def _ledger(job: _Job, parts: _Parts | Found, context: SourceContext) -> Json:
     tokenizer = job.tokenizer
     return job.identity | {
         "fingerprint": job.fingerprint,

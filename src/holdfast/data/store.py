@@ -11,6 +11,9 @@
 | `token_bytes.npy` | how many bytes of text each id stands for |
 | `ledger.json` | fingerprint, counts, tokenizer, options, the report of broken rows, checksums of every block |
 
+Ids that a user brings as token files stay where they are: then `spans.npy` and `files.json` stand for `tokens.bin`
+(`mapped.py`).
+
 No block is used before it was compared with its checksum. A damaged store that `prepare` opened is made again in its
 place; stores that were made before there were checksums are held to what is possible: ids, offsets and lengths.
 """
@@ -21,14 +24,15 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.data.checksums import Blocks, PieceSums, checksums
+from holdfast.data.mapped import FILES, SPANS, MappedTokens, noted_files
 from holdfast.errors import RunError, UserError
 from holdfast.execution.files import locked, sync, write_json
 from holdfast.execution.storage import unreachable
@@ -61,12 +65,14 @@ class TokenStore:
 
     Args:
         mend: makes the store again once it turns out to be damaged; None raises DamagedStore.
+        files: where the files are whose ids are read in place; None: where they were found last.
     """
 
-    def __init__(self, path: Path, ledger: Json, mend: Mend | None = None) -> None:
+    def __init__(self, path: Path, ledger: Json, mend: Mend | None = None, files: Sequence[Path] | None = None) -> None:
         self.path = path
         self.ledger = ledger
         self.mend = mend
+        self._files = files
         self.name: str = ledger["source"]
         self.split: str = ledger["split"]
         self.kind: str = ledger["kind"]
@@ -76,14 +82,42 @@ class TokenStore:
         self.num_bytes: int = ledger["bytes"]
         self._columns: dict[str, NDArray[Any]] = {}  # that were asked for
         self._lock = threading.Lock()  # rows are read by the loop and by the thread that prefetches
-        self.flat: NDArray[Any] = np.memmap(path / "tokens.bin", ledger["dtype"], mode="r", shape=(self.num_tokens,))
-        if (path / "tokens.bin").stat().st_size != self.flat.nbytes:
-            raise ValueError("tokens.bin is longer than its ledger says")
-        self._blocks = Blocks(self.flat.view(np.uint8), self._sums("tokens.bin"))
+        self._mapped: MappedTokens | None = None
+        if not self.in_place:
+            self._map_own()
         self.token_bytes: NDArray[np.int32] = np.array(self._load("token_bytes.npy", "<i4", None))
 
+    def _map_own(self) -> None:
+        path = self.path / "tokens.bin"
+        self._flat: NDArray[Any] = np.memmap(path, self.ledger["dtype"], mode="r", shape=(self.num_tokens,))
+        if path.stat().st_size != self._flat.nbytes:
+            raise ValueError("tokens.bin is longer than its ledger says")
+        self._blocks = Blocks(self._flat.view(np.uint8), self._sums("tokens.bin"))
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the ids lie in files of the user's."""
+        return "files" in self.ledger
+
+    @property
+    def flat(self) -> NDArray[Any]:
+        """All ids end to end."""
+        # Ids in several files are no array, but are looked into like one.
+        return cast(NDArray[Any], self._mapped_tokens().flat) if self.in_place else self._flat
+
+    def _mapped_tokens(self) -> MappedTokens:
+        """The ids that lie in other files, which are not needed to list a store."""
+        if self._mapped is None:
+            spans = self._column(SPANS, "<i8", None)
+            try:
+                files = noted_files(self.path) if self._files is None else self._files
+            except (OSError, ValueError) as error:
+                raise DamagedStore(self.path, f"{FILES} cannot be read: {error}") from None
+            self._mapped = MappedTokens(self.name, files, self.ledger["files"], self.ledger["dtype"], spans)
+        return self._mapped
+
     @classmethod
-    def open(cls, path: Path, mend: Mend | None = None) -> "TokenStore":
+    def open(cls, path: Path, mend: Mend | None = None, files: Sequence[Path] | None = None) -> "TokenStore":
         """Open a published store; the arrays beside the tokens are read when they are first asked for."""
         try:
             ledger = json.loads((path / LEDGER).read_text(encoding="utf-8"))
@@ -92,7 +126,7 @@ class TokenStore:
                 raise DamagedStore(path, f"{LEDGER} is not as it was written")
             if ledger["format"] != FORMAT:
                 raise UserError(f"{path}: a store of format {ledger['format']}, expected {FORMAT}; remove it")
-            return cls(path, ledger, mend)
+            return cls(path, ledger, mend, files)
         except FileNotFoundError as error:
             raise DamagedStore(path, f"{Path(error.filename).name} is missing") from None
         except (OSError, MemoryError) as error:
@@ -135,6 +169,12 @@ class TokenStore:
 
         A damaged store is made again here, or is an error; `flat` is looked up after this, never before.
         """
+        if self.in_place:
+            mapped = self._mapped_tokens()
+            if mapped.left and len(starts):
+                with self._lock:
+                    mapped.ensure(starts, stops)
+            return
         if not self._blocks.left or not len(starts):
             return
         width = self.flat.itemsize
@@ -168,7 +208,7 @@ class TokenStore:
         known: Json = self.ledger["checksums"][name]
         return known
 
-    def _column(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _column(self, name: str, dtype: str, shape: tuple[int, ...] | None) -> NDArray[Any]:
         """An array beside the tokens, looked at as a whole when it is first asked for."""
         found = self._columns.get(name)
         if found is not None:
@@ -222,7 +262,9 @@ class TokenStore:
                 f"{self.path}: the store was damaged ({what}); made again, it is not what it was: its source gives "
                 "other documents now; put the store or the source back from a copy"
             )
-        self.ledger, self.flat, self._blocks = fresh.ledger, fresh.flat, fresh._blocks
+        self.ledger = fresh.ledger
+        if not self.in_place:
+            self._flat, self._blocks = fresh._flat, fresh._blocks
 
     def tokens(self, index: int) -> NDArray[Any]:
         """The ids of a document, the end-of-text id last."""
@@ -266,7 +308,9 @@ def finish(folder: Path, ledger: Json, token_bytes: NDArray[np.int32], tokens: P
     np.save(folder / "token_bytes.npy", token_bytes)
     for file in folder.iterdir():
         sync(file)
-    sums = {"tokens.bin": tokens or PieceSums.of(folder / "tokens.bin")}
+    sums = {SPANS: PieceSums.of(folder / SPANS)} if "files" in ledger else {}
+    if not sums:
+        sums = {"tokens.bin": tokens or PieceSums.of(folder / "tokens.bin")}
     names = (*ARRAYS, LOSS_MASK) if ledger["kind"] == CHAT else ARRAYS
     sums |= {name: PieceSums.of(folder / name) for name in names}
     sizes = {name: (folder / name).stat().st_size for name in sums}
@@ -364,10 +408,13 @@ def remove_unfinished(cache: Path) -> list[str]:
             if mine and path.exists():
                 shutil.rmtree(path)
                 gone.append(name)
-    for path in stores_folder(cache).glob(".*.damaged"):
-        with lock(path.with_name(path.name[1 : -len(".damaged")])) as mine:
-            if mine:
-                shutil.rmtree(path, ignore_errors=True)
+    for ending in (".damaged", ".portions"):
+        for path in stores_folder(cache).glob(f".*{ending}"):
+            name = path.name[1 : -len(ending)]
+            with lock(path.with_name(name)) as mine:
+                if mine:
+                    shutil.rmtree(path, ignore_errors=True)
+                    gone += [name] if ending == ".portions" and name not in gone else []
     return gone
 
 

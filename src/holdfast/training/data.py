@@ -14,9 +14,10 @@ from holdfast.data.batches import Batch, PenaltyView
 from holdfast.data.config import DataConfig
 from holdfast.data.leaks import Leak, check_leaks
 from holdfast.data.plan import DataPlan, SourceSize
-from holdfast.data.prepare import prepare
+from holdfast.data.prepare import prepare, prepare_shard
 from holdfast.data.rows import Rows
 from holdfast.data.sampling import DatasetStyle, SourceKey
+from holdfast.data.shards import Shard
 from holdfast.data.sources import find_source
 from holdfast.data.store import TokenStore
 from holdfast.data.tokenizers import Tokenizer
@@ -96,6 +97,32 @@ def load_data(
         cache=data.cache_path(),
     )
     return RunData(train, validation, others, tuple(leak for leak in leaks if leak.leaked))
+
+
+def prepare_share(
+    curriculum: Curriculum,
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    shard: Shard,
+    *,
+    evaluations: Sequence[str] = (),
+    measured: Sequence[str] = (),
+    progress: bool,
+) -> dict[tuple[str, str], TokenStore | None]:
+    """One job's share of all stores that a run needs, by dataset and split; those that are whole now.
+
+    Args:
+        evaluations, measured: as `load_data` has them, which looks for leaks when all stores are there.
+    """
+    names = [source.name for source in curriculum.datasets]
+    tasks = {name: find_task(name, data) for name in evaluations}
+    needed = [(name, split) for split in ("train", "validation") for name in names]
+    needed += [(name, "validation") for name in measured]
+    needed += [(task.dataset or name, task.split) for name, task in tasks.items()]
+    return {
+        (name, split): prepare_shard(name, split, shard, data=data, tokenizer=tokenizer, progress=progress)
+        for name, split in dict.fromkeys(needed)
+    }
 
 
 def held_out_of(

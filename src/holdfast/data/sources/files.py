@@ -39,9 +39,13 @@ ENDINGS = {
 }
 PACKED = (".gz", ".zst")
 UNPACKED_ONLY = ("parquet", "arrow")
-KNOWN = f"{', '.join(ENDINGS)}, and all but {' and '.join(UNPACKED_ONLY)} also with {' or '.join(PACKED)} after it"
+KNOWN = (
+    f"{', '.join(ENDINGS)}, and all but {' and '.join(UNPACKED_ONLY)} also with {' or '.join(PACKED)} after it; "
+    "token ids in .bin, .npy and .ds"
+)
 DELIMITERS = (",", ";", "\t", "|")  # that are tried for a csv file, in this order
 SNIFFED = 1 << 16  # bytes of it that are looked at
+TOKEN_ENDINGS = {".bin": "bin", ".npy": "npy", ".ds": "ds"}  # files of ids, which `tokens.py` reads
 LONGEST = 1 << 24  # bytes of one row; a longer one is broken, so that memory stays bounded
 CHUNK = 2000  # bytes after which a text is cut at the next end of a paragraph
 LONGEST_CHUNK = 8 * CHUNK  # a text without paragraphs is cut at a line's end before this

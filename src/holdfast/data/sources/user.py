@@ -22,15 +22,24 @@ from holdfast.data.sources.files import (
 )
 from holdfast.data.sources.tables import Files, Hub, TableSource
 from holdfast.data.sources.templates import Template, check
+from holdfast.data.sources.tokens import TokenSource, token_source
 from holdfast.errors import ConfigError, UserError
 
 MOST_FILES = 1_000_000  # looked at for one dataset
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def user_source(name: str, config: SourceConfig) -> TableSource:
+def user_source(name: str, config: SourceConfig) -> TableSource | TokenSource:
     """The source that a `data/sources/NAME` section describes."""
     here = f"data/sources/{name}"
+    try:
+        tokens = token_source(name, config, lambda pattern, format: _matches(pattern, format, f"{here}/path"))
+    except UserError as error:
+        if isinstance(error, ConfigError) or str(error).startswith(here):
+            raise
+        raise UserError(f"{here}/path: {error}") from None
+    if tokens is not None:
+        return tokens
     for key in ("text", "prompt", "answer", "group"):
         template = getattr(config, key)
         if template is not None and (key != "text" or "{" in template):
