@@ -1,6 +1,7 @@
 """Chats: templates as `transformers` renders them, masks to the token, stores and rows that keep them."""
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from holdfast.data.chat_template import ChatError, ChatRenderer
 from holdfast.data.config import DataConfig
 from holdfast.data.documents import Document, SourceContext
 from holdfast.data.encode import encode_documents
+from holdfast.data.leaks import check_leaks
 from holdfast.data.prepare import prepare
 from holdfast.data.rows import IGNORE, Rows
 from holdfast.data.sampling import DatasetStyle
@@ -420,6 +422,27 @@ def test_a_template_that_puts_nothing_into_the_loss_is_refused(silent: DataConfi
         with pytest.raises(UserError, match=r"mine/train: none of its .* rows .* data/sources/mine/chat_template"):
             Rows(made, style, 64)
         assert Rows(made, style, 64, loss_on="all").mean_loss_tokens > 0
+
+
+def test_chats_that_only_begin_alike_are_no_leak(tmp_path: Path) -> None:
+    def chat(number: int) -> dict[str, Any]:
+        draw = random.Random(number)
+        words = ["".join(draw.choices("abcdefghij", k=4)) for _ in range(16)]
+        system = "You are a patient and careful guide to the sea, its tides and all that lives in it."
+        said = (system, "Hello", "Hi", " ".join(words), "Yes")
+        roles = ("system", "user", "assistant", "user", "assistant")
+        return {"messages": [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]}
+
+    write_jsonl(tmp_path / "a.jsonl", [chat(number) for number in range(100)])
+    write_jsonl(tmp_path / "b.jsonl", [chat(number) for number in range(95, 120)])
+    data = user(tmp_path, path=str(tmp_path / "a.jsonl"), validation=str(tmp_path / "b.jsonl"))
+    made = {
+        split: prepare("mine", split, data=data, tokenizer=BYTES, progress=False) for split in ("train", "validation")
+    }
+    (leak,) = check_leaks({"mine": made["validation"]}, {"mine": made["train"]}, BYTES, max_leak=1.0, cache=None)
+    assert leak.leaked == 5
+    ids, length = made["train"].tokens(1), made["train"].question_lengths(0, 100)[1]
+    assert BYTES.decode(ids[length:]) == "Yes<|im_end|>\n"
 
 
 def test_stores_of_texts_and_tasks_are_what_they_were(tmp_path: Path) -> None:

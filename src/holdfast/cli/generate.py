@@ -52,15 +52,15 @@ def generate_command(
 
     runner, tokenizer, models = _model(folder) if pretrained else _checkpoints(folder, names or [LATEST], ema=ema)
     sampler = Sampler(temperature, top_k, top_p)
-    given: str | list[int] = prompt
+    turn: str | list[int] = prompt
     stop = ""
     if chat or chat_template:
-        given, stop = _turn(prompt, tokenizer, chat_template)
+        turn, stop = _turn(prompt, tokenizer, chat_template)
     streams = [
-        until(stream(runner, params, tokenizer, given, max_new_tokens=tokens, sampler=sampler, seed=seed), stop)
+        until(stream(runner, params, tokenizer, turn, max_new_tokens=tokens, sampler=sampler, seed=seed), stop)
         for params in models.values()
     ]
-    if given is not prompt:
+    if turn is not prompt:
         prompt += "\n"
     if len(streams) == 1:
         _show_one(prompt, streams[0])

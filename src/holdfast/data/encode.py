@@ -80,7 +80,7 @@ def _encode_chats(documents: list[Document], tokenizer: Tokenizer) -> Encoded:
         if not len(own) or own[-1] != tokenizer.eot_id:
             own, mask = np.append(own, tokenizer.eot_id), np.append(mask, np.uint8(0))
         records["length"][index] = len(own)
-        records["prompt"][index] = int(mask.argmax()) if mask.any() else len(own)
+        records["prompt"][index] = int(mask.argmax())  # 0 where the assistant says nothing
         ids.append(own)
         masks.append(mask)
     records["bytes"] = [len(document.rendered.encode()) for document in documents]

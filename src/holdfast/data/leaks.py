@@ -7,7 +7,8 @@ prepared stores, so that nothing is read or downloaded again:
 - exact: the same words in the same order, of a text or of a prompt. Signs beside a number count as words: `34+5` is
   not `34-5`;
 - group: the same premise, context or the like;
-- n-grams: at least half of a row's runs of 13 words occur somewhere in the training data;
+- n-grams: at least half of a row's runs of 13 words occur somewhere in the training data; of chats, runs that many
+  rows share do not count;
 - near: a passage of one training document shares runs of 5 words with the row, and word by word at least
   nine words in ten (all of a row of fewer than 12 words): one word in 12 may be another. Runs that many rows share
   are a template and do not count, nor do runs of numbers and single letters.
@@ -30,7 +31,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.data.store import TokenStore
+from holdfast.data.store import CHAT, TokenStore
 from holdfast.data.tokenizers import Tokenizer
 from holdfast.errors import UserError
 from holdfast.execution.files import write_json
@@ -183,7 +184,8 @@ def _marks(store: TokenStore, pieces: "Pieces") -> Marks:
     return Marks(
         _together(texts, np.uint64),
         _together(lengths, np.int64),
-        _joined(long),
+        # Chats have their system prompt in common, and the names of the roles: that is no leak.
+        _without_templates(_joined(long)) if store.kind == CHAT else _joined(long),
         own,
         (covered > 0) & (2 * covered >= in_row),
         _together(words, np.uint64),
@@ -460,7 +462,7 @@ def _read(store: TokenStore, pieces: Pieces) -> Iterator[tuple[int, Part]]:
         store.ensure(offsets[first : first + 1], offsets[stop : stop + 1])
         text, starts = pieces.decode(store.flat[offsets[first] : offsets[stop]])
         begins = offsets[first:stop] - offsets[first]
-        prompts = np.asarray(store.prompt_lengths[first:stop], np.int64)
+        prompts = store.question_lengths(first, stop)
         ends = (begins + prompts)[prompts > 0]
         marks = np.concatenate([starts[begins], starts[ends]])
         kinds = np.repeat(np.array([DOCUMENT, ANSWER], np.uint8), [len(begins), len(ends)])

@@ -276,6 +276,19 @@ class TokenStore:
         """How many tokens of a document are its prompt."""
         return int(self.prompt_lengths[index])
 
+    def question_lengths(self, first: int, stop: int) -> NDArray[np.int64]:
+        """How many tokens of some documents stand before their answers; in a chat, before the assistant's last turn."""
+        found = np.asarray(self.prompt_lengths[first:stop], np.int64)
+        if self.loss_mask is None:
+            return found
+        begins, ends = self.offsets[first:stop], self.offsets[first + 1 : stop + 1]
+        mask = np.asarray(self.loss_mask[begins[0] : ends[-1]], np.int8)
+        turns = begins[0] + np.flatnonzero(np.diff(mask, prepend=0) == 1)
+        last = np.searchsorted(turns, ends) - 1
+        own = (last >= 0) & (turns[last] >= begins) if len(turns) else np.zeros(len(found), bool)
+        found[own] = turns[last[own]] - begins[own]
+        return found
+
     def __len__(self) -> int:
         return self.num_documents
 
