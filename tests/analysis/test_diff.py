@@ -1,26 +1,32 @@
 """What was lost between two models: zeros for one model twice, the broken skill first, the same bytes."""
 
+import importlib.util
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
 from evaluation.conftest import TOKENIZER, Tiny, make_tiny
-from holdfast.analysis.diff import Diff, compare_answers, compare_texts, diff, span_edges
+from holdfast.analysis.diff import Diff, compare_answers, compare_texts, diff, span_edges, texts_of
 from holdfast.cli.app import app
 from holdfast.data.config import DataConfig, SourceConfig
 from holdfast.data.documents import Document
-from holdfast.evaluation.harness import HarnessModel
+from holdfast.data.sources import documents
+from holdfast.data.tokenizers.train import train_tokenizer
+from holdfast.evaluation.harness import HarnessModel, run_harness
 from holdfast.evaluation.results import Example
 from holdfast.evaluation.statistics import mcnemar
 from holdfast.evaluation.texts import TextLoss, text_losses
 from holdfast.report.diff import sentence, write_diff
 from holdfast.training.runs import OpenModel
+from holdfast.types import Tree
 
 TEXTS = ["The quick brown fox, 12 times.", "Ein schöner Tag.\nAnd another line of text, longer than a block " * 3, "x"]
 
@@ -75,7 +81,7 @@ def test_a_model_that_got_worse_is_named_with_its_texts(tiny: Tiny, data: DataCo
     assert "<mark>" in page.read_text()
 
 
-def test_two_tokenizers_agree_with_the_harness_on_bits_of_the_same_bytes(tiny: Tiny, tmp_path: Path) -> None:
+def test_nats_of_texts_are_those_of_the_harness_adapter(tiny: Tiny) -> None:
     rolling = HarnessModel(tiny.runner, tiny.params, TOKENIZER).loglikelihood_rolling([(text,) for text in TEXTS])
     losses = text_losses(tiny.runner, tiny.params, TOKENIZER, TEXTS)
     for text, loss, total in zip(TEXTS, losses, rolling, strict=True):
@@ -83,6 +89,123 @@ def test_two_tokenizers_agree_with_the_harness_on_bits_of_the_same_bytes(tiny: T
         assert loss.nats.sum() == pytest.approx(-total, rel=1e-9)
         assert loss.ends[-1] == size
         assert loss.until(np.array([0, size])).tolist() == pytest.approx([0.0, loss.nats.sum()])
+
+
+HARNESS_TEXT = """
+task: own_text
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    validation: {path}
+test_split: validation
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{text}}}}"
+metric_list:
+  - metric: bits_per_byte
+  - metric: byte_perplexity
+"""
+
+
+@pytest.mark.extra
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs the extra harness")
+def test_bits_of_two_tokenizers_are_the_byte_perplexity_of_the_harness(
+    tiny: Tiny, data: DataConfig, tmp_path: Path
+) -> None:
+    sides = [side(tiny, "a"), OpenModel("b", tiny.runner, train_tokenizer(TEXTS, 300, "other"), tiny.other)]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (tmp_path / "own.yaml").write_text(HARNESS_TEXT.format(path=path))
+    source = DataConfig(sources={"own": SourceConfig(path=str(path))})
+    found = diff(*sides, data=source, datasets=["own"])
+    documents = texts_of("own", source, None)
+    assert sorted(each.text for each in documents) == sorted(TEXTS)
+    for each, bits in zip(sides, (found.data[0].first, found.data[0].second), strict=True):
+        model = HarnessModel(each.runner, each.params, each.tokenizer)
+        theirs = run_harness(model, ["own_text"], include_path=tmp_path)["results"]["own_text"]
+        assert bits == pytest.approx(theirs["bits_per_byte,none"], rel=1e-6)
+        assert bits == pytest.approx(np.log2(theirs["byte_perplexity,none"]), rel=1e-6)
+    assert found.notes == ("The vocabularies differ: bits per byte are of the same bytes, and no KL is measured.",)
+
+
+SKILLS = ("letters", "digits", "colours", "animals")
+KEYS = 24
+
+
+def questions(folder: Path) -> DataConfig:
+    """Four tasks, each a table of keys and answers to be known by heart."""
+    sources = {}
+    for skill in SKILLS:
+        rows = [{"key": f"{skill[0]}{key:02}", "a": "y" if key * 7 % 3 else "n"} for key in range(KEYS)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        for split in ("train", "validation"):
+            (folder / f"{skill}-{split}.jsonl").write_text(text)
+        sources[skill] = SourceConfig(
+            path=str(folder / f"{skill}-train.jsonl"),
+            validation=str(folder / f"{skill}-validation.jsonl"),
+            prompt="{key}=",
+            answer="{a}",
+            choices=["y", "n"],
+        )
+    return DataConfig(sources=sources)
+
+
+def taught(tiny: Tiny, params: Tree, asked: list[tuple[str, str]], steps: int) -> Tree:
+    """Parameters after so many steps of Adam on answers of one byte."""
+    tokens = np.array([TOKENIZER.encode(prompt) for prompt, _ in asked])
+    targets = np.array([TOKENIZER.encode(answer)[0] for _, answer in asked])
+    adam = optax.adam(3e-3)
+
+    def loss(params: Tree) -> jax.Array:
+        logits = tiny.model.module.apply({"params": params}, tokens)[:, -1]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+    @jax.jit
+    def step(carry: tuple[Tree, Any], _: None) -> tuple[tuple[Tree, Any], None]:
+        params, state = carry
+        updates, state = adam.update(jax.grad(loss)(params), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    return jax.lax.scan(step, (params, adam.init(params)), length=steps)[0][0]
+
+
+def test_a_lost_skill_ranks_first_with_its_examples(tiny: Tiny, tmp_path: Path) -> None:
+    """One model is fine-tuned so that exactly one of four tasks breaks; the others are rehearsed."""
+    data = questions(tmp_path)
+    asked = [
+        (skill, document.prompt, document.answer) for skill in SKILLS for document in documents(skill, "train", data)
+    ]
+    before = taught(tiny, tiny.params, [each[1:] for each in asked], 150)
+    opposite = {"y": "n", "n": "y"}
+    wrong = [(prompt, opposite[answer] if skill == "colours" else answer) for skill, prompt, answer in asked]
+    after = taught(tiny, before, wrong, 300)
+    sides = [OpenModel(title, tiny.runner, TOKENIZER, params) for title, params in (("a", before), ("b", after))]
+    found = diff(*sides, data=data, datasets=[], tasks=SKILLS)
+    assert found.lost == ["colours"]
+    worst, *others = found.tasks
+    assert worst.name == "colours"
+    assert (worst.first, worst.second) == (1.0, 0.0)
+    assert (worst.lost, worst.won) == (KEYS, 0)
+    assert worst.p == pytest.approx(stats.binomtest(KEYS, KEYS, 0.5).pvalue)
+    assert worst.examples
+    assert all(one.prompt.startswith("c") and one.chosen == opposite[two.chosen] for one, two, _ in worst.examples)
+    assert [(each.lost, each.won, each.word) for each in others] == [(0, 0, "kept")] * 3
+
+
+@pytest.mark.parametrize(("scale", "code"), [(1.0, 0), (3.0, 3)])
+def test_the_command_ends_with_3_only_where_something_was_lost(
+    scale: float, code: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = {"a": side(tiny, "a"), "b": side(tiny, "b", scale)}
+    monkeypatch.setattr("holdfast.training.runs.open_model", models.__getitem__)
+    texts = tmp_path / "own.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS * 3))
+    done = CliRunner().invoke(app, ["diff", "a", "b", "--data", str(texts), "--json"])
+    assert done.exit_code == code, done.output
+    found = json.loads(done.stdout)["data"]["own"]
+    assert (found["rise"] == 0.0) == (code == 0)
+    assert all((part["first"] == part["second"]) == (code == 0) for part in found["slices"])
+    assert bool(found["texts"]) == (code == 3)
 
 
 def test_nats_until_a_byte() -> None:

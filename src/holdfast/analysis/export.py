@@ -1,5 +1,6 @@
 """A checkpoint of a run as a folder that other programs load."""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,13 @@ class Exported:
 
 
 def export_run(
-    run: str, folder: Path, family: str | None = None, *, adapters: bool = False, ema: bool = False
+    run: str,
+    folder: Path,
+    family: str | None = None,
+    *,
+    adapters: bool = False,
+    ema: bool = False,
+    positions: int | None = None,
 ) -> Exported:
     """Write the model of `RUN[@CHECKPOINT]` with its tokenizer and a model card; adapters are merged.
 
@@ -33,6 +40,7 @@ def export_run(
         family: as which it is written; None takes the first that can express it.
         adapters: write them alone, as the `peft` library reads them.
         ema: write the average of the weights (`training/ema`) instead of the weights.
+        positions: that the model is said to have, of rotary ones; None: as many tokens as the run's rows had.
     """
     check_free(folder)
     info = named_checkpoint(run)
@@ -51,6 +59,8 @@ def export_run(
         _save_adapters(info, spec, folder, tokenizer, chosen, card)
         return Exported(chosen, spec, info.step)
     params = checkpoint_params(info, decoder(spec), local_mesh(), "ema" if ema else "params")
+    if positions is not None and spec.positions == "rotary":  # no weight depends on how many there are
+        spec = dataclasses.replace(spec, block_size=positions)
     save_pretrained(params, spec, folder, tokenizer, family=chosen, card=card)
     return Exported(chosen, spec, info.step)
 

@@ -14,6 +14,7 @@ from holdfast.cli.data import app as data_app
 from holdfast.cli.diff import diff_command
 from holdfast.cli.eval import eval_command
 from holdfast.cli.generate import generate_command
+from holdfast.cli.keep import keep_command
 from holdfast.cli.look import (
     board_command,
     checkpoints_command,
@@ -68,6 +69,7 @@ def _options(
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "quickstart": quickstart_command,
+    "keep": keep_command,
     "jobs": jobs_command,
     "configure": configure_command,
     "plan": plan_command,

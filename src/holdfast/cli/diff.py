@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from holdfast.cli.options import table
+from holdfast.cli.options import named_data, table
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
@@ -99,16 +98,11 @@ def _datasets(
     own = [name for run in runs for stage in run.curriculum.stages for name in _names_of(stage)]
     chosen = [] if named or asked else list(dict.fromkeys(own))
     for name in named:
-        path = Path(name).expanduser()
-        if path.exists() or any(mark in name for mark in "*?["):
-            key = re.sub(r"[^\w.-]+", "_", path.stem or path.name).strip("._-") or "data"
-            while key in sources or key in chosen:
-                key += "_"
+        key, path = named_data(name, [*sources, *chosen])
+        if path is not None:
             group = None if by is None else f"{{{by}}}"
-            sources[key] = SourceConfig(path=str(path), group=group)
-            chosen.append(key)
-        else:
-            chosen.append(name)
+            sources[key] = SourceConfig(path=path, group=group)
+        chosen.append(key)
     if by is not None and not any(sources.get(name) and sources[name].group for name in chosen):
         raise UserError(f"--by {by}: only files that --data names have fields; name some")
     return dataclasses.replace(base, sources=sources), chosen

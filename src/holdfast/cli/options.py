@@ -1,7 +1,7 @@
 """What commands share: arguments and options, and tables."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, List, Optional
 
@@ -39,6 +39,32 @@ def run_and_checkpoints(run: str, given: Sequence[str] = ()) -> tuple[Path, list
     if named and given:
         raise UserError(f"{run} and --checkpoint {given[0]}: name checkpoints in one of the two places")
     return folder, named or list(given)
+
+
+_HUB_NAME, _PATTERN = re.compile(r"[\w.-]+/[\w.-]+"), "*?["
+
+
+def named_data(name: str, taken: Collection[str] = ()) -> tuple[str, str | None]:
+    """Data on the command line: the name it gets in a config, and its path; a dataset that has a name needs none.
+
+    Args:
+        name: a file, folder, glob or hub name such as owner/name; else the name of a dataset.
+        taken: names that stand for something else already.
+
+    >>> named_data("tinystories"), named_data("owner/my-texts"), named_data("notes/*.txt", ["notes"])
+    (('tinystories', None), ('my-texts', 'owner/my-texts'), ('notes_', 'notes/*.txt'))
+    """
+    path = Path(name).expanduser()
+    pattern = any(mark in name for mark in _PATTERN) and not path.exists()
+    if not (path.exists() or pattern or _HUB_NAME.fullmatch(name)):
+        return name, None
+    named = path
+    while pattern and any(mark in named.name for mark in _PATTERN):
+        named = named.parent
+    key = re.sub(r"[^\w.-]+", "_", named.stem if named.is_file() else named.name).strip("._-")[:60] or "data"
+    while key in taken:
+        key += "_"
+    return key, str(path) if path.exists() else name
 
 
 _NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?( ?(%|[KMGT]iB))?|\?|")
