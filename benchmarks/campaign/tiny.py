@@ -1,6 +1,8 @@
 """Tiny runs for the campaign: every path of the program in a few seconds, and how two of them are compared."""
 
 import contextlib
+import gc
+import importlib
 import json
 import os
 import signal
@@ -15,26 +17,45 @@ COMMON = """
 training: {batch_size: 4, validation_steps: 4%s}
 architecture: {block_size: 16, preset: tiny, n_layers: 1, n_embd: 8, n_head: 2}
 optimization: {kl: {estimator: forward%s}, lr: 0.003}
-data: {max_documents: 200, workers: 1}
+data: {workers: %d, sources: {lists: %s, sums: %s}}
 logging: {report_interval: 1, checkpoint_interval: 2, validation_interval: 3}
 eval: {evaluations: [%s], limit: 4, batch_size: 4}
 """
+# A small file is read in no time: what is tried is what a run does with its data.
+SOURCE = "{path: FOLDER/%s.jsonl, prompt: '{question}', choices: ['{right}', '{wrong}'], validation_fraction: 0.25}"
 # Two stages with a fade, an anchor, validation and evaluation; and three stages of which later ones replay the model.
 CONFIGS = {
+    "plain": """
+job: gpt/train/pretrain
+training: {batch_size: 4, validation_steps: 4, tokens: 320, dataset: [{name: lists, style: PACKED}]}
+architecture: {block_size: 16, preset: tiny, n_layers: 1, n_embd: 8, n_head: 2}
+data: {workers: 0, sources: {lists: %s}}
+logging: {report_interval: 1, checkpoint_interval: 1, validation_interval: 2}
+eval: {evaluations: []}
+"""
+    % (SOURCE % "lists"),
     "anchored": """
 job: continual/train/abcd_kl
 stages:
 - {tokens: 192, data: [{name: lists, style: PADDED}]}
-- {tokens: 192, data: [{name: arithmetic, style: PADDED}], beta: 0.5, update_reference: true, overlap: 0.5}
+- {tokens: 192, data: [{name: sums, style: PADDED}], beta: 0.5, update_reference: true, overlap: 0.5}
 """
-    + COMMON % ("", "", "lists"),
+    + COMMON % ("", "", 0, SOURCE % "lists", SOURCE % "sums", "lists"),
     "self-replay": """
 job: continual/train/abcd_kl
 stages:
 - {tokens: 128, data: [{name: lists, style: PACKED}]}
-- {tokens: 192, data: [{name: arithmetic, style: PADDED}], beta: 0.5, update_reference: true}
+- {tokens: 192, data: [{name: sums, style: PADDED}], beta: 0.5, update_reference: true}
 """
-    + COMMON % (", evaluate: false, replay: {source: self, rate: 0.25, rows: 8}", ", on: old", ""),
+    + COMMON
+    % (
+        ", evaluate: false, replay: {source: self, rate: 0.25, rows: 8}",
+        ", on: old",
+        1,
+        SOURCE % "lists",
+        SOURCE % "sums",
+        "",
+    ),
 }
 
 
@@ -52,7 +73,12 @@ def config_file(kind: str) -> Path:
     """The config of a kind of run."""
     path = scratch() / f"{kind}.yaml"
     if not path.exists():
-        path.write_text(CONFIGS[kind])
+        for name in ("lists", "sums"):
+            rows = [
+                {"question": f"{name} {n} ->", "right": f" {n * n}", "wrong": f" {n}", "label": 0} for n in range(90)
+            ]
+            (scratch() / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path.write_text(CONFIGS[kind].replace("FOLDER", str(scratch())))
     return path
 
 
@@ -87,6 +113,15 @@ def import_all() -> None:
     assert orbax.checkpoint
     assert tensorstore
     assert holdfast.training.loop
+
+
+def import_what_a_run_imports(names: list[str]) -> None:
+    """Import what a run was seen to import on its way, so that no child does it again."""
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 def forked(act: Callable[[], int], log: Path) -> int:

@@ -8,10 +8,10 @@ accepted `run` must not end in a traceback.
 import contextlib
 import functools
 import io
+import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
@@ -19,10 +19,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from benchmarks.campaign import tiny
 from benchmarks.campaign.framework import Outcome, Try, scratch
 
 ABOUT = "generated configs through `plan`, some of the accepted ones through `run`; accepted or refused in a message"
-BATCH = 100  # configs of one try
+BATCH = 500  # configs of one try
 RUNS = 1  # of those of a try that `plan` accepts
 SECONDS = 60  # for one plan
 RUN_SECONDS = 120
@@ -53,20 +54,40 @@ def tries(seed: int) -> Iterator[Try]:
 
 
 def batch(seed: int, number: int) -> Iterator[Outcome]:
-    """Plan some configs; run a few of those that are accepted."""
+    """Plan some configs; run a few of those that are accepted.
+
+    Planning starts JAX, whose threads a fork would lose: it has its own process, and runs are forked from this one.
+    """
     _quiet()
-    accepted = []
+    found, log = scratch() / "planned.json", scratch() / "planned.log"
+    found.unlink(missing_ok=True)
+    code = tiny.forked(functools.partial(_plan_all, seed, number, found), log)
+    if code or not found.exists():
+        yield Outcome(
+            "plan", f"exit code {code}: {' '.join(log.read_text(errors='replace').split())[-100:]}", held=False
+        )
+        return
+    sys.stderr.write(log.read_text(errors="replace"))
+    outcomes, accepted = json.loads(found.read_text())
+    for outcome in outcomes:
+        yield Outcome(*outcome)
+    for index in accepted[:RUNS]:
+        yield ran(generated(random.Random(f"{seed} {number} {index}")))
+
+
+def _plan_all(seed: int, number: int, found: Path) -> int:
+    """Plan the configs of a try; writes the outcomes, and the numbers of those that `run` may be given."""
+    outcomes, accepted = [], []
     for index in range(BATCH):
-        chance = random.Random(f"{seed} {number} {index}")
-        config = generated(chance)
+        config = generated(random.Random(f"{seed} {number} {index}"))
         how, held = planned(config)
-        yield Outcome(f"plan: {config['job']}", how, held)
-        if how == "accepted" and isinstance(config.get("data"), dict):
-            accepted.append(config)
-    # Only those that write below the folder of the campaign.
-    inside = [config for config in accepted if config.get("data", {}).get("cache") == str(scratch() / "cache")]
-    for config in inside[:RUNS]:
-        yield ran(config)
+        outcomes.append((f"plan: {config['job'] if str(config['job']) in jobs() else 'no job'}", how, held))
+        # Only those that write below the folder of the campaign are run.
+        data = config.get("data")
+        if how == "accepted" and isinstance(data, dict) and data.get("cache") == str(scratch() / "cache"):
+            accepted.append(index)
+    found.write_text(json.dumps([outcomes, accepted]))
+    return 0
 
 
 @functools.cache
@@ -192,27 +213,41 @@ def _kept(path: Path) -> Path:
 def ran(config: dict[str, Any]) -> Outcome:
     """`run` of a config that `plan` accepted: it ends in a result or in a message."""
     path = write(config)
-    what = f"run: {config['job']}"
-    command = [sys.executable, "-m", "holdfast", "run", str(path), "--out", str(scratch() / "runs"), "--quiet"]
-    command += ["--name", f"run-{random.getrandbits(48):x}"]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS)
-    except subprocess.TimeoutExpired:
+    what, log = f"run: {config['job']}", scratch() / "run.log"
+    name = f"run-{random.getrandbits(48):x}"
+
+    def run() -> int:
+        from holdfast.cli.app import main
+
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the time of a run, whatever it is doing
+        signal.alarm(RUN_SECONDS)
+        sys.argv = ["holdfast", "run", str(path), "--out", str(scratch() / "runs"), "--name", name, "--quiet"]
+        try:
+            main()
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
+
+    code = tiny.forked(run, log)
+    said = log.read_text(errors="replace")
+    if code == -signal.SIGALRM:
         return Outcome(what, "still training when the time was over")
-    if "Traceback" in done.stderr or done.returncode not in (0, 1, 2):
-        print(f"{_kept(path)}:\n{done.stderr[-3000:]}", file=sys.stderr)
-        return Outcome(what, f"exit code {done.returncode}: {done.stderr.strip().splitlines()[-1][:100]}", held=False)
-    return Outcome(what, ("ended well", "failed with a message", "refused with a message")[done.returncode])
+    if "Traceback" in said or code not in (0, 1, 2):
+        print(f"{_kept(path)}:\n{said[-3000:]}", file=sys.stderr)
+        return Outcome(what, f"exit code {code}: {' '.join(said.split())[-100:]}", held=False)
+    return Outcome(what, ("ended well", "failed with a message", "refused with a message")[code])
 
 
 @functools.cache
 def _quiet() -> None:
     """Where JAX runs, where relative paths begin, and what a measurement of this machine would give."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    tiny.environment()
+    tiny.import_all()
     here = scratch() / "here"  # relative paths lead nowhere else
     here.mkdir(exist_ok=True)
     os.chdir(here)
     from holdfast.analysis import plan
+    from holdfast.models import derived
 
     plan.matmul_speed = lambda _: 1e11  # type: ignore[assignment]  # the machine's speed is not what is tried
+    derived.boxed_params = functools.lru_cache(maxsize=512)(derived.boxed_params)  # equal models have equal shapes

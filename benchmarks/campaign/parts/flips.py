@@ -146,7 +146,7 @@ def flip_run(chance: random.Random) -> Outcome:
             code = tiny.command("anchored", run.folder.parents[2])
         now = path.read_bytes() if path.exists() else b""
     if code not in (0, 1, 2) or "Traceback" in said.getvalue():
-        return Outcome(what, f"bit {bit}: exit code {code}: {said.getvalue()[-100:]}", held=False)
+        return Outcome(what, f"bit {bit}: exit code {code}: {' '.join(said.getvalue().split())[-100:]}", held=False)
     if path.name in said.getvalue():
         return Outcome(what, "noticed")
     if now == good or (path.name in REWRITTEN and _same_content(now, good, path.name)):

@@ -22,7 +22,9 @@ from benchmarks.campaign.framework import Outcome, Try, scratch
 
 ABOUT = "kills at named points and between any two files; the run ends as if nothing had happened"
 PREPARES = 4  # one of so many runs prepares its data anew
-KILLS = 6  # of one run before it may end
+KILLS = 12  # of one run before it may end
+# Runs with little to trace die sooner and more often; every third has stages, an anchor, evaluations or self-replay.
+ORDER = ("anchored", "plain", "plain", "self-replay", "plain", "plain")
 FILES = 16  # that a checkpoint is made of, about
 OPERATIONS = 120  # on files, of a whole run, about
 LAST = ("checkpoint written", "results", "report", "trained", "end")  # after these little is left to kill
@@ -33,15 +35,17 @@ def tries(seed: int) -> Iterator[Try]:
     from holdfast.execution.faults import POINTS
 
     number = 0
-    deck: list[tuple[str, float]] = []
+    decks: dict[str, list[tuple[str, float]]] = {kind: [] for kind in tiny.CONFIGS}
     while True:
         chance = random.Random(f"{seed} {number}")
-        if len(deck) < KILLS:  # every point comes up as often as any other
-            fresh = [*POINTS, *["file of a checkpoint"] * 8, *["file operation"] * 8]
+        kind = ORDER[number % len(ORDER)]
+        deck = decks[kind]
+        if len(deck) < KILLS:  # every point that a kind of run passes comes up as often as any other
+            passed = [point for point in POINTS if kind == "self-replay" or point != "sampled"]
+            fresh = [*passed, *["file of a checkpoint"] * 8, *["file operation"] * 8]
             chance.shuffle(fresh)
             deck += [(point, chance.random()) for point in fresh]
-        faults, deck = deck[:KILLS], deck[KILLS:]
-        kind = "self-replay" if any(point == "sampled" for point, _ in faults) else chance.choice([*tiny.CONFIGS])
+        faults, decks[kind] = deck[:KILLS], deck[KILLS:]
         plan = sorted(faults, key=lambda fault: LAST.index(fault[0]) if fault[0] in LAST else -1)
         name = f"{kind}: " + ", ".join(f"{point} {share:.3f}" for point, share in plan)
         yield Try(name, functools.partial(killed_run, kind, plan, number))
@@ -60,13 +64,16 @@ def undisturbed(kind: str) -> tuple[dict[str, Any], dict[str, int]]:
 
         passes: Counter[str] = Counter()
         set_hook(lambda name: passes.update([name]))
+        before = set(sys.modules)
         code = tiny.command(kind, out)
-        counted.write_text(json.dumps(passes))
+        counted.write_text(json.dumps({"passes": passes, "modules": sorted(set(sys.modules) - before)}))
         return code
 
     if tiny.forked(run, log):
         raise RuntimeError(f"the run that nobody disturbs failed:\n{log.read_text()[-3000:]}")
-    passes = {"file operation": OPERATIONS, "file of a checkpoint": FILES, **json.loads(counted.read_text())}
+    seen = json.loads(counted.read_text())
+    tiny.import_what_a_run_imports(seen["modules"])
+    passes = {"file operation": OPERATIONS, "file of a checkpoint": FILES, **seen["passes"]}
     return tiny.outcome(tiny.run_dir(out)), passes
 
 
