@@ -1,4 +1,4 @@
-# Holdfast for CPUs: docker build -t holdfast . && docker run --rm -v "$PWD:/work" holdfast quickstart
+# Holdfast for CPUs: docker build -t holdfast . && docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" holdfast quickstart
 # For CUDA: --build-arg EXTRAS=cuda13, and `docker run --gpus all` on a host with NVIDIA's container toolkit; the CUDA
 # libraries come with JAX's wheels, so the base stays the same.
 FROM python:3.12-slim AS build
@@ -12,7 +12,9 @@ ARG EXTRAS=board,figures
 COPY constraints.txt /tmp/constraints.txt
 RUN --mount=from=build,source=/wheels,target=/wheels \
     pip install --no-cache-dir -c /tmp/constraints.txt "$(echo /wheels/holdfast-*.whl)[${EXTRAS}]" && rm /tmp/constraints.txt
-RUN useradd --create-home holdfast && mkdir /work && chown holdfast /work
+# Whoever runs it writes runs that are theirs: any user may use the home, where prepared data is kept.
+RUN useradd --create-home holdfast && mkdir /work && chmod 777 /work /home/holdfast
+ENV HOME=/home/holdfast
 USER holdfast
 WORKDIR /work
 ENTRYPOINT ["holdfast"]

@@ -1,5 +1,8 @@
 """`holdfast export --push`: the folder reaches a hub, card and weights, and what goes wrong is one message."""
 
+import re
+import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,8 @@ from typer.testing import CliRunner
 from holdfast.cli.app import app
 from holdfast.errors import RunError, UserError
 from hub_server import Hub
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto-publish.md"
 
 
 @pytest.fixture
@@ -25,17 +30,23 @@ def export(whole: Any, out: Path, *options: str) -> Any:
     return CliRunner().invoke(app, ["export", f"{whole.spec.run_dir}@final", str(out), *options])
 
 
-def test_a_model_reaches_the_hub_whole(whole: Any, hub: Hub, tmp_path: Path) -> None:
-    for number in (1, 2):  # the second time into the repository that is there
-        out = tmp_path / f"out-{number}"
-        done = export(whole, out, "--push", "me/kept", "--private")
+def test_the_command_of_the_page_brings_a_model_to_the_hub_whole(
+    whole: Any, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (command,) = re.findall(r"^```bash\nholdfast (.*)\n```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    shutil.copytree(whole.spec.run_dir, tmp_path / "runs" / "general" / "quickstart" / "holdfast")
+    monkeypatch.chdir(tmp_path)
+    first = CliRunner().invoke(app, shlex.split(command))
+    again = export(whole, tmp_path / "again", "--push", "you/my-model")  # into the repository that is there
+    for done, out in ((first, tmp_path / "my-model"), (again, tmp_path / "again")):
         assert done.exception is None, done.output
-        assert f"{hub.address}/me/kept" in done.output
-        assert hub.files["me/kept"] == {path.name: path.read_bytes() for path in out.iterdir()}
-    assert hub.repositories["me/kept"]["visibility"] == "private"
-    assert list(hub.blobs.values()) == [(tmp_path / "out-1" / "model.safetensors").read_bytes()]
+        assert f"{hub.address}/you/my-model" in done.output
+        assert hub.files["you/my-model"].keys() == {path.name for path in out.iterdir()}
+    assert hub.files["you/my-model"] == {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
+    assert hub.repositories["you/my-model"]["visibility"] == "private"
+    assert list(hub.blobs.values()) == [(tmp_path / "my-model" / "model.safetensors").read_bytes()]
     assert "step 16" in hub.commits[0]
-    card = hub.files["me/kept"]["README.md"].decode()
+    card = hub.files["you/my-model"]["README.md"].decode()
     assert "| after | arithmetic | lists |" in card or "| after | lists | arithmetic |" in card  # the matrix
     assert "1. " in card  # the curriculum
     assert hub.validated[-1] == card
