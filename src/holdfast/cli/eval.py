@@ -64,6 +64,8 @@ def eval_command(
         return
     asked = None if tasks is None else _names(tasks)
     found, missing = _evaluate(trainer, asked)
+    missing += [f"{name}: {result.failed}" for name, result in found.items() if result.failed is not None]
+    found = {name: result for name, result in found.items() if result.failed is None}
     if out is not None:
         write_examples(out, found)
     if as_json:
@@ -103,7 +105,10 @@ def _harness(trainer: Any, tasks: list[str], folder: Path | None) -> Json:
     evaluation = run.options.evaluation
     runner: Runner = Runner(run.model, trainer.topology)
     model = HarnessModel(runner, trainer.state.params, run.tokenizer, evaluation.batch_size)
-    results = run_harness(model, tasks, limit=evaluation.limit, include_path=folder, seed=evaluation.seed)
+    if folder is None and evaluation.harness_include_path is not None:
+        folder = Path(evaluation.harness_include_path).expanduser()
+    few = evaluation.harness_num_fewshot
+    results = run_harness(model, tasks, limit=evaluation.limit, num_fewshot=few, include_path=folder)
     return dict(results["results"])
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import List, Optional
 
 from holdfast.config import field
+from holdfast.conversion import check_path
 from holdfast.errors import ConfigError
 
 KINDS = ("choice", "generate")
@@ -72,6 +73,21 @@ class EvaluationConfig:
         le=1,
         help="sample among the likeliest tokens that reach this probability",
     )
+    harness_include_path: Optional[str] = field(
+        "eval/harness/include_path",
+        resume="free",
+        tells="nothing",
+        default=None,
+        help="folder with task definitions (YAML) of one's own for harness:NAME; null is the harness's own alone",
+    )
+    harness_num_fewshot: Optional[int] = field(
+        "eval/harness/num_fewshot",
+        resume="free",
+        default=None,
+        ge=0,
+        le=10**4,
+        help="solved examples before each question of harness:NAME; null leaves it to the task",
+    )
     probe_interval: int = field(
         "eval/probe_interval",
         resume="free",
@@ -107,6 +123,7 @@ class EvaluationConfig:
     )
 
     def __post_init__(self) -> None:
+        check_path(self.harness_include_path, "eval/harness/include_path", "a folder with task definitions")
         for index, name in enumerate(self.held_out):
             if name in self.held_out[:index]:
                 raise ConfigError(f"eval/held_out/{index}", name, "each dataset once")

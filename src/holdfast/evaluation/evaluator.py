@@ -8,9 +8,10 @@ from holdfast.data.documents import Document
 from holdfast.data.rows import Rows
 from holdfast.data.tokenizers import Tokenizer
 from holdfast.errors import UserError
-from holdfast.evaluation import choice, generate
+from holdfast.evaluation import choice, generate, harness
 from holdfast.evaluation.config import EvaluationConfig
 from holdfast.evaluation.forward import Runner
+from holdfast.evaluation.harness_tasks import HarnessTask
 from holdfast.evaluation.perplexity import held_out
 from holdfast.evaluation.results import (
     MEASURES,
@@ -53,7 +54,7 @@ class Evaluator(Generic[M]):
         tokenizer: Tokenizer,
         config: EvaluationConfig,
         *,
-        tasks: Sequence[str | Task] = (),
+        tasks: Sequence[str | Task | HarnessTask] = (),
         rows: Mapping[str, Rows] | None = None,
         max_rows: int | None = None,
         topology: Topology | None = None,
@@ -63,7 +64,7 @@ class Evaluator(Generic[M]):
         self.tokenizer = tokenizer
         self.config = config
         self.data = data or DataConfig()
-        found = (find_task(task, self.data) if isinstance(task, str) else task for task in tasks)
+        found = (find_task(task, self.data, evaluation=config) if isinstance(task, str) else task for task in tasks)
         self.tasks = {task.name: task for task in found}
         self.rows = dict(rows or {})
         self.max_rows = max_rows
@@ -109,17 +110,26 @@ class Evaluator(Generic[M]):
     ) -> dict[str, TaskResult]:
         results: dict[str, TaskResult] = {}
         for name in self.tasks if tasks is None else _known(tasks, self.tasks, "evaluation"):
-            results[name] = self._ask(params, self.tasks[name], num_examples)
+            results[name] = self._answered(params, self.tasks[name], num_examples)
         for name in self.rows if datasets is None else _known(datasets, self.rows, "dataset"):
             measured = self._measure(params, reference, name, num_rows)
             results[name] = merged(results[name], measured) if name in results else measured
         return results
 
     def examples(self, name: str, limit: int | None = None) -> list[Document]:
-        """The questions of a task; with a limit, the first of its seeded order."""
+        """The questions of a task; with a limit, the first of its seeded order. The harness reads those of its own."""
+        task = self.tasks[name]
+        if isinstance(task, HarnessTask):
+            return []
         if name not in self._examples:
-            self._examples[name] = self.tasks[name].examples(self.data, self.config.limit, self.config.seed)
+            self._examples[name] = task.examples(self.data, self.config.limit, self.config.seed)
         return subset(self._examples[name], limit, self.config.seed)
+
+    def _answered(self, params: Tree, task: Task | HarnessTask, limit: int | None) -> TaskResult:
+        if isinstance(task, Task):
+            return self._ask(params, task, limit)
+        model = harness.HarnessModel(self.runner, params, self.tokenizer, self.config.batch_size)
+        return harness.evaluate_task(model, task, limit)
 
     def _ask(self, params: Tree, task: Task, limit: int | None) -> TaskResult:
         documents = self.examples(task.name, limit)

@@ -1,9 +1,10 @@
 """What an evaluation found: figures of each task, and each example by itself, so that forgetting can be traced."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -28,6 +29,7 @@ class Example:
         normalised: the same divided by the characters of each choice, as lm-evaluation-harness does for `acc_norm`.
         chosen: the text that was chosen or generated; None where no score was a number.
         label: index of the right choice, where there are choices.
+        measures: further scores of the answer, such as `accuracy_norm` or `rouge_l`.
     """
 
     id: str
@@ -41,6 +43,7 @@ class Example:
     scores: tuple[Optional[float], ...] = ()
     per_byte: tuple[Optional[float], ...] = ()
     normalised: tuple[Optional[float], ...] = ()
+    measures: Mapping[str, float] = field(default_factory=dict)
 
     def choose(self, scores: Sequence[Optional[float]]) -> Optional[int]:
         """The index of the largest score; the first of equals."""
@@ -72,6 +75,8 @@ class TaskResult:
         examples: every question.
         sums: what the measures and their intervals are made of.
         uniform: the losses of a model that knows nothing, for which all tokens are equally likely.
+        failed: why there are no figures, where the task could not be evaluated.
+        reported: what another program said of the task, under its own names.
     """
 
     name: str
@@ -86,6 +91,8 @@ class TaskResult:
     num_tokens: int = 0
     sums: TaskSums = field(default_factory=TaskSums)
     uniform: Mapping[str, float] = field(default_factory=dict)
+    failed: Optional[str] = None
+    reported: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> Optional[float]:
@@ -108,6 +115,10 @@ class TaskResult:
         facts: Json = {"kind": self.kind}
         if rows is not None:
             facts |= {"rows": self.num_rows, "documents": rows.num_documents, "uniform": dict(self.uniform)}
+        if self.failed is not None:
+            facts["failed"] = self.failed
+        if self.reported:
+            facts["reported"] = dict(self.reported)
         if self.accuracy is None:
             return facts
         facts |= {
@@ -130,15 +141,31 @@ def _accuracy(scored: Sequence[tuple[Example, Sequence[Optional[float]]]]) -> Op
 
 
 def answers_of(examples: Sequence[Example]) -> Answers:
-    """Which of some questions were answered rightly."""
+    """How some questions were answered: rightly or not, and their further scores where all have one."""
     ids, groups, right = zip(*((each.id, each.group, each.right) for each in examples), strict=True)
-    return Answers(ids, groups, right)
+    names = [name for name in examples[0].measures if all(name in each.measures for each in examples)]
+    return Answers(ids, groups, right, {name: tuple(each.measures[name] for each in examples) for name in names})
 
 
-def task_result(name: str, kind: str, examples: Sequence[Example]) -> TaskResult:
-    """The figures of a task whose questions were answered."""
-    sums = TaskSums(answers=answers_of(examples))
+def task_result(name: str, kind: str, examples: Sequence[Example], *, judged: bool = True) -> TaskResult:
+    """The figures of a task whose questions were answered.
+
+    Args:
+        judged: whether answers are right or wrong; else their further scores alone are figures.
+    """
+    answers = answers_of(examples)
+    sums = TaskSums(answers=answers if judged else replace(answers, right=None))
     right = [each.right for each in examples]
+    means = {measure: math.fsum(scores) / len(scores) for measure, scores in answers.values.items()}
+    if not judged:
+        return TaskResult(
+            name,
+            measures={**dict.fromkeys(MEASURES), **means},
+            intervals=sums.intervals(),
+            kind=kind,
+            examples=tuple(examples),
+            sums=sums,
+        )
     same_choices = len({each.choices for each in examples}) == 1
 
     def class_of(each: Example, text: Optional[str]) -> str:
@@ -150,7 +177,7 @@ def task_result(name: str, kind: str, examples: Sequence[Example]) -> TaskResult
     given = Counter(class_of(each, each.chosen) for each in examples)
     return TaskResult(
         name,
-        measures={**dict.fromkeys(MEASURES), "accuracy": sum(right) / len(right)},
+        measures={**dict.fromkeys(MEASURES), "accuracy": sum(right) / len(right), **means},
         intervals=sums.intervals(),
         kind=kind,
         chance=statistics.chance([len(each.choices) for each in examples]) if kind == "choice" else 0.0,
@@ -163,9 +190,8 @@ def task_result(name: str, kind: str, examples: Sequence[Example]) -> TaskResult
 
 def merged(first: TaskResult, second: TaskResult) -> TaskResult:
     """One result of a task's questions and of the held-out rows of the dataset of its name."""
-    measures = {
-        name: first.measures[name] if first.measures[name] is not None else second.measures[name] for name in MEASURES
-    }
+    taken = {name: value for name, value in first.measures.items() if value is not None}
+    measures = {**second.measures, **taken}
     intervals = {**second.intervals, **first.intervals}
     values = {**first.__dict__, "measures": measures, "intervals": intervals}
     values |= {"num_rows": second.num_rows, "num_tokens": second.num_tokens, "uniform": second.uniform}
@@ -175,10 +201,10 @@ def merged(first: TaskResult, second: TaskResult) -> TaskResult:
 def file_name(task: str) -> str:
     """The file of a task's examples.
 
-    >>> file_name("group/task")
-    'group_task.jsonl'
+    >>> file_name("group/task"), file_name("harness:arc_easy")
+    ('group_task.jsonl', 'harness_arc_easy.jsonl')
     """
-    return task.replace("/", "_") + ".jsonl"
+    return task.replace("/", "_").replace(":", "_") + ".jsonl"
 
 
 def write_examples(folder: Path, results: Mapping[str, TaskResult]) -> None:

@@ -7,7 +7,7 @@ intervals overlap. Nothing here imports JAX.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -23,6 +23,8 @@ SUMS = "sums.json"
 WEIGHTS, EMA = "tasks", "ema"  # keys of the file: what the weights scored, and what their average did
 _COLUMNS = {"nll": "nll", "tokens": "tokens", "bytes": "num_bytes"}
 _KL_COLUMNS = {name: name for name in ("kl_forward", "kl_reverse", "kl_tokens")}
+
+ROW_MEASURES = ("nll", "bits_per_byte", "kl_forward", "kl_reverse")
 
 Floats = NDArray[np.float64]
 
@@ -129,11 +131,21 @@ def _listed(values: Floats) -> list[float | int | None]:
 
 @dataclass(frozen=True)
 class Answers:
-    """Which questions were answered rightly; questions of one group go together, those without one stand alone."""
+    """How questions were answered; questions of one group go together, those without one stand alone.
+
+    Args:
+        right: which were answered rightly; None where an answer is scored by degrees alone.
+        values: other scores of each answer, by measure (`accuracy_norm`, `rouge_l`): their means are the figures.
+    """
 
     ids: tuple[str, ...]
     groups: tuple[str, ...]
-    right: tuple[bool, ...]
+    right: Optional[tuple[bool, ...]]
+    values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def scores(self, measure: str) -> tuple[float, ...] | None:
+        """The score of each answer in a measure, where it was taken."""
+        return self.right if measure == "accuracy" else self.values.get(measure)
 
     def numbered(self) -> list[int]:
         """The group of each question as a number."""
@@ -146,28 +158,47 @@ class Answers:
         return len(set(self.numbered()))
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """The interval of the accuracy."""
-        low, high = statistics.accuracy_interval(self.right, self.numbered())
-        return {"accuracy": (low, high)}
+        """The intervals of the accuracy and of the other scores' means."""
+        groups, found = self.numbered(), {}
+        for measure in ("accuracy", *self.values):
+            scores = self.scores(measure)
+            if scores is None:
+                continue
+            if all(score in (0, 1) for score in scores):  # a share: sensible also where all are right
+                ends: statistics.Interval | None = statistics.accuracy_interval(scores, groups)
+            else:
+                ends = statistics.ratio_interval(scores, np.ones(len(scores)), groups)
+            if ends is not None:
+                found[measure] = (ends.low, ends.high)
+        return found
 
-    def change(self, later: "Answers") -> Change | None:
-        """How the accuracy changed over the same questions; None where they are others, or one alone."""
-        if self.ids != later.ids:
+    def change(self, later: "Answers", measure: str = "accuracy") -> Change | None:
+        """How a score changed over the same questions; None where they are others, or one alone."""
+        first, second = self.scores(measure), later.scores(measure)
+        if self.ids != later.ids or first is None or second is None:
             return None
-        found = statistics.paired_difference(self.right, later.right, self.numbered())
+        found = statistics.paired_difference(first, second, self.numbered())
         grouped = self.num_groups < len(self.ids)
         return None if found is None else Change(*found, "groups" if grouped else "questions")
 
     def to_dict(self) -> Json:
         """As JSON holds it."""
-        return {"id": list(self.ids), "group": list(self.groups), "right": [int(each) for each in self.right]}
+        made: Json = {"id": list(self.ids), "group": list(self.groups)}
+        if self.right is not None:
+            made["right"] = [int(each) for each in self.right]
+        if self.values:
+            made["values"] = {measure: list(scores) for measure, scores in self.values.items()}
+        return made
 
     @classmethod
     def from_dict(cls, columns: JsonView) -> "Answers":
         """From what `to_dict` made."""
-        right = tuple(bool(each) for each in columns["right"])
-        made = cls(tuple(map(str, columns["id"])), tuple(map(str, columns["group"])), right)
-        assert len(made.ids) == len(made.groups) == len(made.right), "a group and a judgement for each question"
+        right = tuple(bool(each) for each in columns["right"]) if "right" in columns else None
+        values = {str(name): tuple(map(float, scores)) for name, scores in columns.get("values", {}).items()}
+        made = cls(tuple(map(str, columns["id"])), tuple(map(str, columns["group"])), right, values)
+        scored = ([] if right is None else [right]) + [*values.values()]
+        assert len(made.groups) == len(made.ids), "a group for each question"
+        assert all(len(each) == len(made.ids) for each in scored), "a judgement for each question"
         return made
 
 
@@ -185,16 +216,16 @@ class TaskSums:
 
     def counts(self) -> dict[str, int]:
         """How many documents, or groups of questions, each interval is over."""
-        documents = self.rows.num_documents if self.rows is not None else 0
-        groups = self.answers.num_groups if self.answers is not None else 0
-        return {name: groups if name == "accuracy" else documents for name in self.intervals()}
+        counts = dict.fromkeys(self.rows.intervals(), self.rows.num_documents) if self.rows is not None else {}
+        if self.answers is not None:
+            counts |= dict.fromkeys(self.answers.intervals(), self.answers.num_groups)
+        return counts
 
     def change(self, later: "TaskSums", measure: str) -> Change | None:
         """The paired change of a measure from this evaluation to a later one, where both hold it."""
-        if measure == "accuracy":
-            both = self.answers is not None and later.answers is not None
-            return self.answers.change(later.answers) if both else None  # type: ignore[union-attr,arg-type]  # both
-        if self.rows is None or later.rows is None:
+        if self.answers is not None and self.answers.scores(measure) is not None:
+            return self.answers.change(later.answers, measure) if later.answers is not None else None
+        if self.rows is None or later.rows is None or measure not in ROW_MEASURES:
             return None
         return self.rows.change(later.rows, measure)
 

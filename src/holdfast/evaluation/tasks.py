@@ -6,6 +6,8 @@ from typing import Optional
 from holdfast.data.config import DataConfig
 from holdfast.data.documents import Document, SourceContext, digest, read
 from holdfast.errors import ConfigError, UserError
+from holdfast.evaluation.config import EvaluationConfig
+from holdfast.evaluation.harness_tasks import HarnessTask, harness_task, is_harness
 from holdfast.registry import evaluations
 
 
@@ -53,12 +55,21 @@ def subset(examples: list[Document], limit: int | None, seed: int) -> list[Docum
     return [examples[index] for index in sorted(ranked[:limit])]
 
 
-def find_task(name: str, data: DataConfig, *, path: str = "eval/evaluations") -> Task:
-    """The evaluation of that name: registered, or one of the user's own `data/sources` that has answers.
+def find_task(
+    name: str,
+    data: DataConfig,
+    *,
+    evaluation: EvaluationConfig | None = None,
+    path: str = "eval/evaluations",
+) -> Task | HarnessTask:
+    """The evaluation of that name: registered, one of the user's own `data/sources` that has answers, or the harness's.
 
     Args:
+        evaluation: options of evaluations, among them where tasks of the harness are.
         path: where the configuration names it.
     """
+    if is_harness(name):
+        return harness_task(name, evaluation or EvaluationConfig(), path)
     if name in data.sources:
         source = data.sources[name]
         if source.prompt is None:

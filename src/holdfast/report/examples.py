@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from holdfast.errors import UserError
+from holdfast.evaluation.harness_tasks import is_harness
 from holdfast.evaluation.results import Example, forgotten
 from holdfast.report.run_files import Run
 
@@ -18,17 +19,20 @@ class LostExample:
 
 
 def surely_forgotten(run: Run, most: int = 10) -> list[LostExample]:
-    """Of all tasks those lost since the row after their own stage, the surest of both answers first."""
+    """Of all tasks those lost since the row after their own stage, the surest of both answers first.
+
+    Tasks of the harness have no stage of their own: what they lost since they were answered best.
+    """
     matrix = run.matrix
     if matrix is None:
         return []
     found = []
     for task, home in zip(matrix.tasks, matrix.homes, strict=True):
         point = run.row_point(home) if home is not None else None
-        if task not in run.facts or point is None:
+        if task not in run.facts or (point is None and not is_harness(task)):
             continue
         try:
-            lost = forgotten(run.path, task, known_step=point.step).lost
+            lost = forgotten(run.path, task, known_step=None if point is None else point.step).lost
         except (UserError, OSError, ValueError, KeyError, TypeError):
             continue  # not evaluated since, or the files were not copied along
         for before, after in lost:

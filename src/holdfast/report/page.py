@@ -166,6 +166,7 @@ def _matrices(run: Run) -> str:
     more = "".join(heat.html(each) for each in folded)
     rest = f"<details><summary>{len(folded)} more measures</summary>{more}</details>" if folded else ""
     body = f'<p class="muted">{escape(heat.NOTE)}</p>' + "".join(heat.html(each) for each in shown)
+    rest += "".join(f'<p class="warn failed">{escape(line)}</p>' for line in run.failures)
     return f'<section id="matrix"><h2>Score matrix</h2>{body}{rest}</section>'
 
 

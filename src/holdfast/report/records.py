@@ -315,7 +315,7 @@ def _memory(value: Any) -> Any:
 def _facts(value: Any) -> Json | None:
     if not isinstance(value, dict):
         return None
-    fits = {"chance": number, "majority": number, "count": count, "uniform": numbers}
+    fits = {"chance": number, "majority": number, "count": count, "uniform": numbers, "failed": text}
     return {text(key): fits[key](item) if key in fits else item for key, item in value.items() if item is not None}
 
 

@@ -218,6 +218,16 @@ class Run:
         return facts
 
     @functools.cached_property
+    def failures(self) -> list[str]:
+        """Evaluations that failed, whose cells are empty: which, at which step and why."""
+        return [
+            f"{task} was not evaluated at step {record['step']}: {facts['failed']}"
+            for record in self.point_records
+            for task, facts in (record.get("facts") or {}).items()
+            if facts.get("failed")
+        ]
+
+    @functools.cached_property
     def matrix(self) -> ScoreMatrix | None:
         """The score matrix: of the results when the run is over, else of every evaluation so far."""
         if self.results.get("finished") and "matrix" in self.results:

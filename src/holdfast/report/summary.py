@@ -45,6 +45,8 @@ def print_summary(run_dir: Path, console: Console | None = None) -> None:
     metrics = metrics_table(run)
     if metrics is not None:
         console.print(metrics)
+    for line in run.failures:
+        console.print(Text(line), soft_wrap=True)
     _print_page(run_dir, console)
 
 
@@ -62,6 +64,8 @@ def print_outcome(run_dir: Path, console: Console | None = None) -> None:
     for line in kept_lines(run.results):
         console.print(Text(line), soft_wrap=True)
     console.print(outcome_table(found))
+    for line in run.failures:
+        console.print(Text(line), soft_wrap=True)
     _print_page(run_dir, console)
 
 

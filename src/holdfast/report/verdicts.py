@@ -13,6 +13,7 @@ as in runs of earlier versions, nothing is claimed.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from holdfast.evaluation.harness_tasks import is_harness
 from holdfast.evaluation.matrix import LOWER_IS_BETTER, Cell, Interval, ScoreMatrix
 from holdfast.evaluation.results import FOLDER, answers_of, file_name, read_examples
 from holdfast.evaluation.sums import EMA, WEIGHTS, Change, TaskSums, read_sums
@@ -129,7 +130,7 @@ def verdicts(run: Run) -> list[Verdict]:
         measure = main_measure(matrix, task)
         if home is not None and measure is not None and rows:
             made.append(_Judge(run, matrix, task, measure).verdict(home, rows[-1]))
-        elif measure is not None and measure != "accuracy" and rows:
+        elif measure is not None and rows and (measure != "accuracy" or is_harness(task)):
             found = _Judge(run, matrix, task, measure).watched(rows[-1])
             made += [] if found is None else [found]
     return made
@@ -167,7 +168,7 @@ class _Judge:
         return replace(verdict, interval=(paired.low, paired.high), num=paired.num, unit=paired.unit)
 
     def watched(self, last: int) -> Verdict | None:
-        """What became of a dataset that no stage trains on (`eval/held_out`), if the model knew it before training."""
+        """What became of what no stage trains on (`eval/held_out`, `harness:NAME`), if the model knew it before."""
         before, now = self._score(0), self._score(last)
         if last == 0 or before is None or now is None or not self._known(0):
             return None

@@ -22,7 +22,8 @@ from holdfast.data.sources import find_source
 from holdfast.data.store import TokenStore
 from holdfast.data.tokenizers import Tokenizer
 from holdfast.errors import UserError
-from holdfast.evaluation.tasks import find_task
+from holdfast.evaluation.harness_tasks import is_harness
+from holdfast.evaluation.tasks import Task, find_task
 from holdfast.methods import State
 from holdfast.training.resolve import ResolvedRun
 from holdfast.types import Tree
@@ -87,7 +88,10 @@ def load_data(
     held_out = {source.name: found.prepared for source, found in validation.items()}
     held_out |= {name: found.prepared for name, found in others.items()}
     for name in evaluations:
+        if is_harness(name):
+            continue  # its questions are the harness's, and no store is made of them
         task = find_task(name, data)
+        assert isinstance(task, Task)
         held_out.setdefault(name, prepared(task.dataset or name, task.split))
     leaks = check_leaks(
         held_out,

@@ -351,6 +351,9 @@ class TrainLoop:
             with self.clock.on("evaluation"):
                 point = self.recorder.measure(self.trainer.state, step, measures)
             fault_point("evaluated")
+            for task, facts in point["facts"].items():
+                if "failed" in facts:
+                    self.tracker.message(f"warning: step {step}: {task} was not evaluated: {facts['failed']}")
             self.log("evaluation", step, point)
         if triggers.saves(step) or tags:
             self.checkpoint(step, tuple(tags))

@@ -230,7 +230,7 @@ def check_data(options: RunOptions, curriculum: Curriculum) -> None:
         with _at(curriculum.spelling.data.format(curriculum.home(source))):
             find_source(source.name, options.data)
     for index, name in enumerate(options.trainer.evaluations):
-        find_task(name, options.data, path=f"eval/evaluations/{index}")
+        find_task(name, options.data, evaluation=options.evaluation, path=f"eval/evaluations/{index}")
     for index, name in enumerate(options.evaluation.held_out):
         with _at(f"eval/held_out/{index}"):
             find_source(name, options.data)
