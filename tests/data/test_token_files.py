@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 
 import token_writers as writers
 from data_examples import GPT2, SHARED, content, data_config, needs_shared, write_jsonl
+from holdfast.cli import main
 from holdfast.curriculum import Curriculum, Stage
 from holdfast.data import mapped, prepare
 from holdfast.data import token_files as made_of
 from holdfast.data.batches import Batches
 from holdfast.data.checksums import PIECE
 from holdfast.data.config import DataConfig, SourceConfig
+from holdfast.data.leaks import check_leaks
 from holdfast.data.plan import DataPlan, SourceSize
 from holdfast.data.rows import Rows
 from holdfast.data.sampling import DatasetStyle, Sampling
@@ -333,6 +336,60 @@ def test_mistakes_in_a_section_are_named(tmp_path: Path) -> None:
     shutil.copy(path, other := tmp_path / "tokens.dat")
     data = config(tmp_path, other, format="bin", validation=str(path))
     assert opened(data).num_tokens == 2
+
+
+@pytest.mark.parametrize("write", [writers.saved_to_disk, writers.megatron], ids=lambda write: write.__name__)
+def test_leaks_are_found_in_ids_as_in_texts(tmp_path: Path, write: writers.Writer, ours: dict[str, TokenStore]) -> None:
+    path = write(tmp_path / "train", ids_of([*TEXTS["train"], *TEXTS["validation"][:3]]))
+    theirs = opened(config(tmp_path, path, validation_fraction=1e-9))
+    (leak,) = check_leaks({"notes": ours["validation"]}, {"ids": theirs}, BYTES)
+    assert leak.exact == 3
+    (back,) = check_leaks({"ids": theirs}, {"notes": ours["train"]}, BYTES)
+    assert back.exact == len(TEXTS["train"])
+
+
+def test_on_the_command_line_a_bad_file_is_one_message_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writers.nanogpt(tmp_path / "train", ids_of(TEXTS["train"]))
+    writers.llmc(tmp_path / "val", ids_of(TEXTS["validation"]))
+    writers.nanogpt(tmp_path / "high", [np.array([1, 300])])
+    (tmp_path / "cut.bin").write_bytes((tmp_path / "val.bin").read_bytes()[:-2])
+    monkeypatch.chdir(tmp_path)
+    section = {"path": "train.bin", "validation": "val.bin"}
+    values = {
+        "job": "gpt/train/pretrain",
+        "training": {"batch_size": 4, "tokens": 4 * 32, "dataset": [{"name": "ids", "style": "PMD"}]},
+        "architecture": {"block_size": 32, "n_layers": 1, "n_embd": 32},
+        "data": {"cache": "cache", "sources": {"ids": section}},
+    }
+    (tmp_path / "x.yaml").write_text(json.dumps(values))
+
+    def types(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["holdfast", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    for override, told in (
+        ("path=high.bin", "high.bin: the id 300"),
+        ("path=cut.bin", "cut.bin: its header tells of"),
+        ("validation=cut.bin", "cut.bin: its header tells of"),
+        ("path=gone.bin", "data/sources/ids/path"),
+    ):
+        code, said = types("prepare", "x.yaml", f"data.sources.ids.{override}")
+        assert (code, told in said, "Traceback" in said) == (2, True, False), said
+    for command in ("prepare", "plan"):
+        code, said = types(command, "x.yaml")
+        assert code == 0, said
+    code, said = types("data", "show", "ids-validation", "--cache", "cache", "--examples", "1")
+    assert code == 0
+    assert f"read in place: {tmp_path / 'val.bin'}" in said
+    assert TEXTS["validation"][0].split()[0] in said
 
 
 @needs_shared
