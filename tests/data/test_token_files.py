@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 import shutil
 import sys
 from pathlib import Path
@@ -164,13 +165,27 @@ def test_marks_before_and_between_documents(tmp_path: Path) -> None:
 def test_a_stream_without_marks_is_said_and_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(made_of, "LONGEST", 100)
+    monkeypatch.setattr(made_of, "LONGEST", 120)
+    monkeypatch.setattr(made_of, "SHORTENED", 100)
     monkeypatch.setattr(made_of, "CHUNK", 64)
     path = writers.nanogpt(tmp_path / "train", [np.arange(250) % 200])
     writers.nanogpt(tmp_path / "val", [np.array([1, 2, EOT])])
     found = opened(config(tmp_path, path, validation=str(tmp_path / "val.bin")))
     assert found.offsets.tolist() == [0, 100, 200, 250]
     assert "the end-of-text id 256 is nowhere in it" in capsys.readouterr().err
+
+
+def test_more_files_than_a_process_may_open(tmp_path: Path, ours: dict[str, TokenStore]) -> None:
+    files = [writers.nanogpt(tmp_path / f"{n:03}", [ids]) for n, ids in enumerate(ids_of(TEXTS["train"]))]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened_now = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 60
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened_now + len(files) // 2, hard))
+        found = opened(config(tmp_path, f"{tmp_path}/*.bin", validation_fraction=1e-9))
+        assert found.flat[: found.num_tokens].tolist() == ours["train"].flat.tolist()
+        found.check()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_ids_that_the_vocabulary_does_not_have_are_refused_by_name(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import json
 import resource
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,17 +41,6 @@ class Layout(NamedTuple):
     spans: Ints
     ends: Ints | None = None
     notes: tuple[str, ...] = ()
-
-
-class Ids(Protocol):
-    """An array of ids, or what can be looked into like one."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Any, /) -> NDArray[Any]: ...
 
 
 class Spans:
