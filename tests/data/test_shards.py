@@ -1,5 +1,6 @@
 """Preparation in several jobs: however they are started, ordered and killed, the store is that of one preparation."""
 
+import json
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from data_examples import content, data_config, write_jsonl
+from holdfast.cli import main
 from holdfast.data import encode, prepare, shards, store
 from holdfast.data.config import DataConfig, SourceConfig
 from holdfast.data.shards import Portions, Shard
@@ -216,6 +218,41 @@ def test_what_jobs_left_is_removed_with_what_is_unfinished(data: DataConfig) -> 
 def test_a_shard_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"--shard .*expected I/N"):
         Shard.parse(text)
+
+
+def test_on_the_command_line_shares_come_to_what_one_preparation_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "root" / "notes" / "train.jsonl", texts(100))
+    values = {
+        "job": "gpt/train/pretrain",
+        "training": {"batch_size": 4, "tokens": 4 * 32, "dataset": [{"name": "notes", "style": "PMD"}]},
+        "architecture": {"block_size": 32, "n_layers": 1, "n_embd": 32},
+        "data": {"root": "root", "max_broken": 0.1},
+        "eval": {"evaluations": [], "held_out": ["arithmetic"]},
+    }
+    (tmp_path / "x.yaml").write_text(json.dumps(values))
+    monkeypatch.chdir(tmp_path)
+
+    def types(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["holdfast", "prepare", "x.yaml", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    assert types("data.cache=whole")[0] == 0
+    assert types("--shard", "3/2") == (2, "error: --shard 3/2: expected I/N with I from 1 to N, such as 1/4\n")
+    said = [types("data.cache=shared", "--shard", f"{number}/2") for number in (2, 1)]
+    assert [code for code, _ in said] == [0, 0]
+    assert "notes/train: shard 2/2: its share is done" in said[0][1]
+    assert "notes/train: shard 1/2: all is there, " in said[1][1]
+    wanted, found = (store.store_paths(tmp_path / name) for name in ("whole", "shared"))
+    assert len(wanted) == 3
+    assert [content(path) for path in found] == [content(path) for path in wanted]
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 import json
 import random
+import resource
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ import pytest
 
 import token_writers as writers
 from data_examples import GPT2, SHARED, content, data_config, needs_shared, write_jsonl
+from holdfast.cli import main
 from holdfast.curriculum import Curriculum, Stage
 from holdfast.data import mapped, prepare
 from holdfast.data import token_files as made_of
 from holdfast.data.batches import Batches
 from holdfast.data.checksums import PIECE
 from holdfast.data.config import DataConfig, SourceConfig
+from holdfast.data.leaks import check_leaks
 from holdfast.data.plan import DataPlan, SourceSize
 from holdfast.data.rows import Rows
 from holdfast.data.sampling import DatasetStyle, Sampling
@@ -161,13 +165,27 @@ def test_marks_before_and_between_documents(tmp_path: Path) -> None:
 def test_a_stream_without_marks_is_said_and_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(made_of, "LONGEST", 100)
+    monkeypatch.setattr(made_of, "LONGEST", 120)
+    monkeypatch.setattr(made_of, "SHORTENED", 100)
     monkeypatch.setattr(made_of, "CHUNK", 64)
     path = writers.nanogpt(tmp_path / "train", [np.arange(250) % 200])
     writers.nanogpt(tmp_path / "val", [np.array([1, 2, EOT])])
     found = opened(config(tmp_path, path, validation=str(tmp_path / "val.bin")))
     assert found.offsets.tolist() == [0, 100, 200, 250]
     assert "the end-of-text id 256 is nowhere in it" in capsys.readouterr().err
+
+
+def test_more_files_than_a_process_may_open(tmp_path: Path, ours: dict[str, TokenStore]) -> None:
+    files = [writers.nanogpt(tmp_path / f"{n:03}", [ids]) for n, ids in enumerate(ids_of(TEXTS["train"]))]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened_now = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 60
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened_now + len(files) // 2, hard))
+        found = opened(config(tmp_path, f"{tmp_path}/*.bin", validation_fraction=1e-9))
+        assert found.flat[: found.num_tokens].tolist() == ours["train"].flat.tolist()
+        found.check()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_ids_that_the_vocabulary_does_not_have_are_refused_by_name(tmp_path: Path) -> None:
@@ -333,6 +351,60 @@ def test_mistakes_in_a_section_are_named(tmp_path: Path) -> None:
     shutil.copy(path, other := tmp_path / "tokens.dat")
     data = config(tmp_path, other, format="bin", validation=str(path))
     assert opened(data).num_tokens == 2
+
+
+@pytest.mark.parametrize("write", [writers.saved_to_disk, writers.megatron], ids=lambda write: write.__name__)
+def test_leaks_are_found_in_ids_as_in_texts(tmp_path: Path, write: writers.Writer, ours: dict[str, TokenStore]) -> None:
+    path = write(tmp_path / "train", ids_of([*TEXTS["train"], *TEXTS["validation"][:3]]))
+    theirs = opened(config(tmp_path, path, validation_fraction=1e-9))
+    (leak,) = check_leaks({"notes": ours["validation"]}, {"ids": theirs}, BYTES)
+    assert leak.exact == 3
+    (back,) = check_leaks({"ids": theirs}, {"notes": ours["train"]}, BYTES)
+    assert back.exact == len(TEXTS["train"])
+
+
+def test_on_the_command_line_a_bad_file_is_one_message_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writers.nanogpt(tmp_path / "train", ids_of(TEXTS["train"]))
+    writers.llmc(tmp_path / "val", ids_of(TEXTS["validation"]))
+    writers.nanogpt(tmp_path / "high", [np.array([1, 300])])
+    (tmp_path / "cut.bin").write_bytes((tmp_path / "val.bin").read_bytes()[:-2])
+    monkeypatch.chdir(tmp_path)
+    section = {"path": "train.bin", "validation": "val.bin"}
+    values = {
+        "job": "gpt/train/pretrain",
+        "training": {"batch_size": 4, "tokens": 4 * 32, "dataset": [{"name": "ids", "style": "PMD"}]},
+        "architecture": {"block_size": 32, "n_layers": 1, "n_embd": 32},
+        "data": {"cache": "cache", "sources": {"ids": section}},
+    }
+    (tmp_path / "x.yaml").write_text(json.dumps(values))
+
+    def types(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["holdfast", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    for override, told in (
+        ("path=high.bin", "high.bin: the id 300"),
+        ("path=cut.bin", "cut.bin: its header tells of"),
+        ("validation=cut.bin", "cut.bin: its header tells of"),
+        ("path=gone.bin", "data/sources/ids/path"),
+    ):
+        code, said = types("prepare", "x.yaml", f"data.sources.ids.{override}")
+        assert (code, told in said, "Traceback" in said) == (2, True, False), said
+    for command in ("prepare", "plan"):
+        code, said = types(command, "x.yaml")
+        assert code == 0, said
+    code, said = types("data", "show", "ids-validation", "--cache", "cache", "--examples", "1")
+    assert code == 0
+    assert f"read in place: {tmp_path / 'val.bin'}" in said
+    assert TEXTS["validation"][0].split()[0] in said
 
 
 @needs_shared

@@ -89,6 +89,7 @@ def show(
     import numpy as np
 
     from holdfast.data.documents import broken_lines
+    from holdfast.data.mapped import noted_files
     from holdfast.data.prepare import tokenizer_folder
     from holdfast.data.tokenizers import load_tokenizer
 
@@ -100,6 +101,8 @@ def show(
         typer.echo(f"{store.path.name}: {store.path}")
         for key, value in _counts(store).items():
             typer.echo(f"  {key}: {value['name'] if key == 'tokenizer' else value}")
+        if store.in_place:
+            typer.echo(f"  read in place: {', '.join(map(str, noted_files(store.path)))}")
         lengths = np.percentile(np.diff(store.offsets), PERCENTILES, method="nearest")
         shown = ", ".join(f"{p} %: {int(length)}" for p, length in zip(PERCENTILES, lengths, strict=True))
         typer.echo(f"  tokens a document: {shown}")

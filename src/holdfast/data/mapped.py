@@ -6,18 +6,21 @@ and the ledger holds the checksums of the whole files, headers and all, as they 
 
 import contextlib
 import json
+import resource
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.data.checksums import Blocks
 from holdfast.errors import UserError
+from holdfast.execution.files import write_json
 from holdfast.types import JsonView
 
 SPANS, FILES = "spans.npy", "files.json"
+SPARE_FILES = 512  # that a process may want to open besides
 
 Ints = NDArray[np.int64]
 
@@ -38,17 +41,6 @@ class Layout(NamedTuple):
     spans: Ints
     ends: Ints | None = None
     notes: tuple[str, ...] = ()
-
-
-class Ids(Protocol):
-    """An array of ids, or what can be looked into like one."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Any, /) -> NDArray[Any]: ...
 
 
 class Spans:
@@ -98,10 +90,27 @@ class Spans:
 
 def map_files(layout: Layout) -> Spans:
     """The ids of a layout, mapped."""
-    width = np.dtype(layout.dtype).itemsize
+    return _spans(map_bytes(layout.files), layout.dtype, layout.spans)
+
+
+def _spans(files: Sequence[NDArray[np.uint8]], dtype: str, spans: Ints) -> Spans:
+    width = np.dtype(dtype).itemsize
     # A mapped file has whole ids; what is left at its end is no id of any span.
-    maps = [np.memmap(path, np.uint8, mode="r") for path in layout.files]
-    return Spans([each[: len(each) // width * width].view(layout.dtype) for each in maps], layout.spans)
+    return Spans([each[: len(each) // width * width].view(dtype) for each in files], spans)
+
+
+def map_bytes(files: Sequence[Path]) -> list[NDArray[np.uint8]]:
+    """The bytes of files, mapped; a map holds its file open, so that many files need a higher limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(files) + SPARE_FILES + _open_files()
+    if resource.RLIM_INFINITY not in (soft, hard) and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
+    return [np.memmap(path, np.uint8, mode="r") for path in files]
+
+
+def _open_files() -> int:
+    folder = Path("/proc/self/fd")
+    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
 
 
 class MappedTokens:
@@ -118,9 +127,9 @@ class MappedTokens:
         self._name, self._paths = name, list(files)
         for path, entry in zip(files, known, strict=True):
             self._check_size(path, entry["size"])
-        self.flat = map_files(Layout(tuple(files), dtype, spans))
+        whole = map_bytes(files)
+        self.flat = _spans(whole, dtype, spans)
         self._width = self.flat.dtype.itemsize
-        whole = [np.memmap(path, np.uint8, mode="r") for path in files]
         self._blocks = [Blocks(data, dict(entry)) for data, entry in zip(whole, known, strict=True)]
 
     @property
@@ -169,9 +178,10 @@ def noted_files(store: Path) -> list[Path]:
 
 def note_files(store: Path, files: Sequence[Path]) -> None:
     """Note where the files of a store are, where they were moved; `holdfast data show` looks there."""
-    from holdfast.execution.files import write_json
-
     now = [str(path.absolute()) for path in files]
-    with contextlib.suppress(OSError):  # a cache that others own is used all the same
-        if [str(path) for path in noted_files(store)] != now:
+    known: list[str] = []
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        known = [str(path) for path in noted_files(store)]
+    if known != now:
+        with contextlib.suppress(OSError):  # a cache that others own is used all the same
             write_json(store / FILES, now)

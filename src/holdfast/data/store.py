@@ -111,7 +111,7 @@ class TokenStore:
             spans = self._column(SPANS, "<i8", None)
             try:
                 files = noted_files(self.path) if self._files is None else self._files
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, TypeError) as error:
                 raise DamagedStore(self.path, f"{FILES} cannot be read: {error}") from None
             self._mapped = MappedTokens(self.name, files, self.ledger["files"], self.ledger["dtype"], spans)
         return self._mapped

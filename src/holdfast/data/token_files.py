@@ -25,8 +25,9 @@ from holdfast.errors import UserError
 from holdfast.execution.files import write_json
 from holdfast.types import Json
 
-CHUNK = 1 << 21  # ids looked at in one go
-LONGEST = 1 << 25  # ids of a document; a stream without any mark is cut into such
+CHUNK = 1 << 18  # ids looked at in one go
+LONGEST = (1 << 24) + 1  # ids of a document: the longest text that is read elsewhere, a byte each, has as many
+SHORTENED = 1 << 20  # ids of the documents that a longer one, such as a stream without any mark, is cut into
 
 
 @dataclass(frozen=True)
@@ -155,10 +156,10 @@ def _ends_by_mark(ids: Spans, layout: Layout, tokenizer: Tokenizer) -> tuple[Int
 
 
 def _cut(ends: Ints) -> Ints:
-    """Ends of documents in order, without empty ones, none longer than LONGEST."""
+    """Ends of documents in order, without empty ones; one that is longer than LONGEST is cut."""
     ends = np.unique(ends[ends > 0])
     lengths = np.diff(ends, prepend=0)
-    more = [np.arange(end - length + LONGEST, end, LONGEST) for end, length in zip(ends, lengths, strict=True)
+    more = [np.arange(end - length + SHORTENED, end, SHORTENED) for end, length in zip(ends, lengths, strict=True)
             if length > LONGEST]  # fmt: skip
     return np.unique(np.concatenate([ends, *more])) if more else ends
 
@@ -172,7 +173,7 @@ def _documents(ids: Spans, ends: Ints, tokenizer: Tokenizer) -> Iterator[_Part]:
     offsets, first = np.concatenate([[0], ends]), 0
     while first < len(ends):
         stop = max(int(np.searchsorted(offsets, offsets[first] + CHUNK, side="right")) - 1, first + 1)
-        tokens = ids[offsets[first] : offsets[stop]].astype(np.int64)
+        tokens = ids[offsets[first] : offsets[stop]]
         behind = np.cumsum(sizes[tokens])  # bytes up to and with each id
         index = np.repeat(places[tokens] - behind + sizes[tokens], sizes[tokens]) + np.arange(behind[-1])
         text = letters[index].tobytes()
