@@ -2,7 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from holdfast.execution.checkpoints import list_checkpoints
 from holdfast.training import BaseTrainer
 from holdfast.training.compile import abstract_batch, trace_train
 from holdfast.training.initial import abstract_stage
+from holdfast.training.loop import TrainLoop
 from holdfast.training.state import learning_rate, objective_at
 from training import tiny
 from training.tiny import continual, records
@@ -64,6 +66,20 @@ def test_checkpoints_carry_tags_and_old_rolling_ones_are_gone(pretrained: Any) -
     assert "final" in tags[20]
     assert 8 not in tags
     assert infos[-1].manifest["metrics_length"] <= (pretrained.spec.run_dir / "metrics.jsonl").stat().st_size
+
+
+def test_the_first_line_names_the_attention_that_was_taken(pretrained: Any) -> None:
+    said: list[str] = []
+    loop = SimpleNamespace(
+        run=pretrained.resolved,
+        trainer=pretrained,
+        mesh=pretrained.topology.mesh,
+        curriculum=pretrained.resolved.curriculum,
+        recorder=SimpleNamespace(leaks=()),
+        tracker=SimpleNamespace(message=said.append),
+    )
+    TrainLoop.announce(cast(TrainLoop, loop))
+    assert said[0].endswith("rows on each of 1 shards, attention: plain formula in chunks")
 
 
 def test_a_finished_run_says_so(pretrained: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import jax
 from holdfast.data.batches import Batch, prefetched
 from holdfast.data.sampled import write_stand_in
 from holdfast.errors import UserError
-from holdfast.execution import ExecutionSpec
+from holdfast.execution import ExecutionSpec, Topology
 from holdfast.execution.checkpoints import CheckpointStore
 from holdfast.tracking import Tracker
 from holdfast.tracking.events import Event
@@ -46,14 +46,15 @@ class Rehearsal:
     Args:
         folder: of its own, for whatever a trainer or a test of checkpoints writes.
         stage: the stage to rehearse; one that needs a reference finds the initial weights there.
+        topology: the devices; all that are here unless given.
     """
 
-    def __init__(self, run: ResolvedRun, folder: Path, stage: int = 0) -> None:
+    def __init__(self, run: ResolvedRun, folder: Path, stage: int = 0, *, topology: Topology | None = None) -> None:
         curriculum = run.curriculum
         count = len(curriculum.stages)
         if not 0 <= stage < count:
             raise UserError(f"stage {stage}: expected one of 0 to {count - 1}, the stages of the config")
-        self.trainer = make_trainer(run, ExecutionSpec(name="rehearsal", root=folder))
+        self.trainer = make_trainer(run, ExecutionSpec(name="rehearsal", root=folder, topology=topology))
         self.losses = Losses()
         self.store = CheckpointStore(self.trainer.checkpoint_dir)
         tracker = Tracker({"losses": self.losses})
@@ -98,6 +99,12 @@ class Rehearsal:
         for _ in range(count):
             self.one()
         self.settle()
+
+    def skip(self, count: int) -> None:
+        """Leave out the batches of steps that a restored state has behind it."""
+        for _ in range(count):
+            next(self.batches)
+        self.taken += count
 
     def settle(self) -> None:
         """Wait until everything that was started is done."""

@@ -25,7 +25,7 @@ from holdfast.cli.look import (
 )
 from holdfast.cli.models import export_command, import_command
 from holdfast.cli.plan import plan_command
-from holdfast.cli.profile import profile_command
+from holdfast.cli.profile import profile_command, selftest_command
 from holdfast.cli.quickstart import quickstart_command
 from holdfast.cli.run import launch_command, prepare_command, run_command
 from holdfast.cli.study import app as study_app
@@ -76,6 +76,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare_command,
     "run": run_command,
     "profile": profile_command,
+    "selftest": selftest_command,
     "launch": launch_command,
     "submit": submit_command,
     "checkpoints": checkpoints_command,

@@ -1,4 +1,4 @@
-"""`holdfast profile`: where the time of a run goes."""
+"""`holdfast profile`: where the time of a run goes; `holdfast selftest`: whether this machine computes as it should."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, List, Optional
@@ -57,6 +57,38 @@ def profile_command(
     console.print(
         f"{folder / TRACE}: open it at https://ui.perfetto.dev; {folder / FIGURES}: all figures", soft_wrap=True
     )
+
+
+def selftest_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print all checks as JSON, to send to somebody.")] = False,
+) -> None:
+    """Check this machine: kernels, collectives, checkpoints, exactness.
+
+    About two minutes on whatever devices JAX finds. Attention kernels against the plain formula, collectives, a short
+    run twice, a checkpoint and back, the mesh against one device, tokens a second. Exits with 1 if something is wrong.
+
+    Example: holdfast selftest
+    """
+    import json
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from holdfast.analysis import selftest
+
+    about, found = selftest.machine(), list(selftest.checks())
+    failed = [each for each in found if each.passed is False]
+    if as_json:
+        print(json.dumps({"machine": about, "passed": not failed, "checks": [asdict(each) for each in found]}))
+    else:
+        words = {True: "ok", False: "FAILED", None: "–"}
+        rows = [(each.name, words[each.passed], each.found, f"{each.seconds:.1f}") for each in found]
+        console = Console(highlight=False)
+        console.print(", ".join(f"{name} {value}" for name, value in about.items()), soft_wrap=True)
+        console.print(table(("check", "", "found", "seconds"), rows))
+        print(f"{len(failed)} of {len(found)} checks failed" if failed else "all is well")
+    if failed:
+        raise typer.Exit(1)
 
 
 def times(found: "Profile") -> "Table":

@@ -75,6 +75,32 @@ def find_chip(name: str) -> Chip:
     return CHIPS[name]
 
 
+# What JAX calls a device, in part: the chip; the first that is found counts.
+_KINDS = (
+    ("v5 lite", "tpu-v5e"),
+    ("v5e", "tpu-v5e"),
+    ("v6", "tpu-v6e"),
+    ("v5", "tpu-v5p"),
+    ("v4", "tpu-v4"),
+    ("a100", "a100"),
+    ("l40s", "l40s"),
+    ("h100", "h100"),
+    ("h200", "h200"),
+    ("b200", "b200"),
+)
+
+
+def chip_of(device_kind: str) -> Chip | None:
+    """The chip of a device by JAX's name for it; None for what is not published here.
+
+    >>> [chip and chip.name for chip in map(chip_of, ("TPU v5 lite", "NVIDIA H100 80GB HBM3", "cpu"))]
+    ['tpu-v5e', 'h100', None]
+    """
+    kind = device_kind.lower()
+    known = kind.startswith(("tpu", "nvidia"))
+    return next((CHIPS[name] for part, name in _KINDS if known and part in kind), None)
+
+
 def parse_devices(chip: Chip, text: str) -> tuple[int, ...]:
     """The sizes in `--devices`: a torus for a TPU (2x4), a number for a GPU (8).
 
