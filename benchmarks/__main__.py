@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import checkpoints, command, data, growth, methods, packing, page, speed, start
+from benchmarks import checkpoints, command, data, families, growth, methods, packing, page, speed, start
 from benchmarks.bench import OUT, Bench, say
 from benchmarks.figures import figure_table, judged, shape_table
 from benchmarks.shapes import SHAPES
@@ -28,7 +28,8 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "command": command.run,
     "growth": growth.run,
 }
-ASKED_FOR: dict[str, Callable[[Bench], dict[str, Any]]] = {"methods": methods.run}  # parts that a whole run leaves out
+# Parts that a whole run leaves out.
+ASKED_FOR: dict[str, Callable[[Bench], dict[str, Any]]] = {"methods": methods.run, "families": families.run}
 
 
 def main() -> None:
@@ -94,6 +95,8 @@ def show(results: dict[str, Any], *, whole: bool) -> None:
             say(f"\n### {name}\n\n{shape_table(results[name])}")
     if "methods" in results:
         say(f"\n### methods\n\n{methods.method_table(results['methods'])}")
+    if "families" in results:
+        say(f"\n### families\n\n{families.family_table(results['families'])}")
     say(f"\n{figure_table(results, whole=whole)}")
 
 

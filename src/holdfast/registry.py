@@ -134,7 +134,9 @@ class Registry(Generic[T]):
 
 jobs: Registry[Any] = Registry("job", ("holdfast.training.config",))
 models: Registry[Any] = Registry("model", ("holdfast.models.presets",))
-families: Registry[Any] = Registry("model family", ("holdfast.models.family",))
+families: Registry[Any] = Registry(
+    "model family", ("holdfast.models.family", "holdfast.models.moe", "holdfast.models.hybrid")
+)
 datasets: Registry[Any] = Registry("dataset", ("holdfast.data.sources",))
 evaluations: Registry[Any] = Registry("evaluation", ("holdfast.evaluation.tasks",))
 optimizers: Registry[Any] = Registry("optimizer", ("holdfast.optim.optimizers",))

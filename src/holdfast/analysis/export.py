@@ -9,7 +9,7 @@ from holdfast.errors import UserError
 from holdfast.execution.checkpoints import CheckpointInfo, named_checkpoint
 from holdfast.models.config import ModelSpec
 from holdfast.models.derived import abstract_params
-from holdfast.models.family import decoder
+from holdfast.models.family import decoder, described_spec
 from holdfast.models.parameters import leaves_of
 from holdfast.models.pretrained import family_for, save_pretrained
 from holdfast.models.pretrained.write import check_free, local_mesh, run_card
@@ -45,11 +45,11 @@ def export_run(
     check_free(folder)
     info = named_checkpoint(run)
     described = info.manifest["model"]
-    if "family" in described:
+    spec = described_spec(described)
+    if spec is None:
         raise UserError(
             f"{info.path}: a model of the family {described['family']} has no form that other programs know"
         )
-    spec = ModelSpec(**described)
     chosen = family_for(spec, family).model_type  # refused before anything is read
     run_dir = info.path.parent.parent
     name = run.partition("@")[2] or "latest"

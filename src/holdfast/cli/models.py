@@ -35,7 +35,9 @@ def export_command(
     out: Annotated[Path, typer.Argument(help="New folder.")],
     family: Annotated[
         Optional[str],
-        typer.Option("--family", help="llama, mistral, qwen2, qwen3, gpt2 or gpt_neox; by itself if it can."),
+        typer.Option(
+            "--family", help="llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gpt2, ...; by itself if it can."
+        ),
     ] = None,
     adapters: Annotated[
         bool, typer.Option("--adapters", help="The adapters alone, as peft loads them, instead of a merged model.")

@@ -279,6 +279,7 @@ class Context(NamedTuple):
     segment_ids: jax.Array | None  # (B, T)
     angles: Angles | None  # of rotary positions
     window_angles: Angles | None = None  # of those in layers with a window, where they differ
+    num_tokens: jax.Array | None = None  # (B,), how many of the T are real where they go into a cache; None: all
 
 
 class LayerKind(NamedTuple):

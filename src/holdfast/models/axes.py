@@ -16,6 +16,8 @@ HEADS = "heads"  # query heads x head size
 KV_HEADS = "kv_heads"  # key/value heads x head size
 MLP = "mlp"  # feed-forward width
 VOCAB = "vocab"
+EXPERTS = "experts"  # of a mixture, in parameters
+ROUTES = "routes"  # the same where all are needed: what a router chooses from, and kernels in use
 LAYERS = "layers"  # the stacked layers
 NORM = "norm"  # small vectors: scales and biases, one copy on each device
 ACTIVATION = "activation"  # width of the residual stream, in activations
@@ -26,6 +28,7 @@ MOMENTS = "moments"  # collection of what is measured of kernels' inputs (`model
 
 RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     (BATCH, BATCH_AXES),
+    (EXPERTS, "fsdp"),  # before the width: an axis of the mesh splits a parameter once
     (EMBED, "fsdp"),
     (HEADS, "tensor"),
     (KV_HEADS, "tensor"),
@@ -34,6 +37,7 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     (LENGTH, None),
     (LAYERS, None),
     (NORM, None),
+    (ROUTES, None),
     (ACTIVATION, None),
 )
 

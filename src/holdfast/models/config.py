@@ -6,7 +6,7 @@ and fills it in; the `ModelSpec` it returns has every number and is all that a `
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, ClassVar, Optional
 
 from holdfast import registry
 from holdfast.config import field
@@ -181,6 +181,8 @@ class ArchitectureConfig:
 class ModelSpec:
     """A decoder in full: hashable, so that it can be a static argument; made by `resolve`."""
 
+    family: ClassVar[str] = "decoder"  # of models that it specifies
+
     n_layers: int
     n_embd: int
     n_head: int
@@ -277,7 +279,19 @@ class ModelSpec:
         if self.qkv_bias:
             biases += self.head_dim * (self.n_head + 2 * self.n_kv_head)
         norms = len(self.norms) * self._norm_size() + (sum(self.qk_norm_widths) if self.qk_norm else 0)
-        return self._layer_matmul() + biases + norms
+        return self._attention_matmul() + self.mlp_parameters() + biases + norms
+
+    def mlp_parameters(self) -> int:
+        """How many numbers the matrices of one feed-forward part have."""
+        return self.n_embd * self.n_ff * (3 if self.gated else 2)
+
+    def mlp_active(self) -> int:
+        """How many of these each token is multiplied with."""
+        return self.mlp_parameters()
+
+    def active_parameters(self) -> int:
+        """How many of the model's numbers each token meets; all, but in a mixture of experts."""
+        return self.num_parameters() - self.n_layers * (self.mlp_parameters() - self.mlp_active())
 
     def _norm_size(self) -> int:
         return self.n_embd * (2 if self.norm == "layer" and self.bias else 1)
@@ -294,18 +308,24 @@ class ModelSpec:
         152.0
         """
         length = self.block_size if sequence_length is None else sequence_length
-        dense = 2.0 * (self.n_layers * self._layer_matmul() + self.n_embd * self.vocab_size)
+        layer = self._attention_matmul() + self.mlp_active()
+        dense = 2.0 * (self.n_layers * layer + self.n_embd * self.vocab_size)
         attention = sum(4.0 * self.n_head * self.head_dim * visible_keys(length, window) for window in self.windows)
         return (dense + attention) * (3 if backward else 1)
 
-    def _layer_matmul(self) -> int:
-        attention = self.n_embd * self.head_dim * (2 * self.n_head + 2 * self.n_kv_head)
-        return attention + self.n_embd * self.n_ff * (3 if self.gated else 2)
+    def _attention_matmul(self) -> int:
+        return self.n_embd * self.head_dim * (2 * self.n_head + 2 * self.n_kv_head)
 
 
 _NUM_FIRST = [item.name for item in dataclasses.fields(ModelSpec)].index("rope_original") + 1
 # Options that manifests leave out where they are off, so that a plain decoder is described as it ever was.
 LATER: Json = {item.name: item.default for item in dataclasses.fields(ModelSpec)[_NUM_FIRST:]}
+
+
+def told(spec: ModelSpec) -> Json:
+    """A specification as manifests hold it."""
+    found = dataclasses.asdict(spec)
+    return {name: value for name, value in found.items() if name not in LATER or value != LATER[name]}
 
 
 def visible_keys(length: int, window: int | None) -> float:
@@ -378,7 +398,7 @@ def resolve(architecture: ArchitectureConfig, *, block_size: int, vocab_size: in
         from holdfast.models.pretrained.source import adapt  # it needs this module
 
         return adapt(architecture, block_size=block_size, vocab_size=vocab_size)
-    preset: JsonView = registry.models.get(architecture.preset, path="architecture/preset")
+    preset = preset_values(architecture)[1]
     asked = options_of(architecture)
     known = set(asked)
     if unknown := sorted(set(preset) - known):
@@ -399,6 +419,30 @@ def resolve(architecture: ArchitectureConfig, *, block_size: int, vocab_size: in
     _check_letters("window_layers", spec.window_layers, WINDOWED + FULL)
     _check_letters("rope_layers", spec.rope_layers, ROTATED + UNROTATED)
     return with_window(spec)
+
+
+def preset_values(architecture: ArchitectureConfig) -> tuple[str | None, Json, Json]:
+    """A preset in its parts: the family that it names, if any, options of the decoder, and the family's own."""
+    preset: JsonView = registry.models.get(architecture.preset, path="architecture/preset")
+    family = preset.get("family")
+    own = {name.removeprefix(f"{family}/"): value for name, value in preset.items() if name.startswith(f"{family}/")}
+    rest = {name: value for name, value in preset.items() if name != "family" and not name.startswith(f"{family}/")}
+    return family, rest, own
+
+
+def own_values(name: str, architecture: ArchitectureConfig, options: Any) -> Json:
+    """The options of a family of its own, below `architecture/NAME/`: the preset's, and what was set instead."""
+    family, _, own = preset_values(architecture)
+    known = [item.name for item in dataclasses.fields(options)]
+    if unknown := sorted(set(own) - set(known)):
+        raise ConfigError(
+            "architecture/preset",
+            architecture.preset,
+            f"a preset with keys of `architecture/{name}/` alone below {name}/, not {', '.join(unknown)}",
+            "correct the plug-in that registers it",
+        )
+    given = {item: getattr(options, item) for item in known if getattr(options, item) is not None}
+    return {**(own if family == name else {}), **given}
 
 
 def with_window(spec: ModelSpec) -> ModelSpec:

@@ -12,6 +12,7 @@ Parameters (unboxed, float32 unless the spec says otherwise):
 Shapes: B rows, T time, S slots of the cache, P positions, D width, V vocabulary, G key/value heads, K head size.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,7 @@ from holdfast.models.config import ModelSpec
 from holdfast.models.layers import (
     Dropout,
     Embedding,
+    Measured,
     Mlp,
     Unembedding,
     capped,
@@ -58,29 +60,36 @@ def unembedding(params: Tree, spec: ModelSpec) -> jax.Array:
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each on a copy of the residual stream, normed before or after or both."""
+    """A part that mixes tokens and a feed-forward part, each on a copy of the residual stream.
+
+    Copies are normed before or after or both. Other families put their own parts in the place of these.
+
+    Args:
+        mixer: called with states, context, cache and kind of the layer; gives what it adds and the new cache.
+        feed_forward: called with states; gives what it adds and its auxiliary losses, if it has any.
+    """
 
     spec: ModelSpec
+    mixer: Callable[..., nn.Module] = Attention
+    mixer_name: str = "attention"
+    feed_forward: Callable[..., nn.Module] = Mlp
 
     @nn.compact
     def __call__(
-        self,
-        x_BTD: jax.Array,
-        cache: LayerCache | None,
-        context: Context,
-        deterministic: bool,
-        kind: LayerKind,
-    ) -> tuple[jax.Array, LayerCache | None]:
-        spec = self.spec
-        attended, cache = Attention(spec, name="attention")(self._normed("attention_norm", x_BTD), context, cache, kind)
+        self, x_BTD: jax.Array, cache: Any, context: Context, deterministic: bool, kind: LayerKind
+    ) -> tuple[jax.Array, tuple[Any, Measured | None]]:
+        spec, mixer = self.spec, self.mixer(self.spec, name=self.mixer_name)
+        attended, cache = mixer(self._normed("attention_norm", x_BTD), context, cache, kind)
         attended = self._added("attention_post_norm", attended, deterministic)
-        mlp = Mlp(spec, name="mlp")
+        mlp = self.feed_forward(spec, name="mlp")
         if spec.parallel_residual:
-            x_BTD = x_BTD + attended + self._added("mlp_post_norm", mlp(self._normed("mlp_norm", x_BTD)), deterministic)
+            added, measured = mlp(self._normed("mlp_norm", x_BTD))
+            x_BTD = x_BTD + attended + self._added("mlp_post_norm", added, deterministic)
         else:
             x_BTD = x_BTD + attended
-            x_BTD = x_BTD + self._added("mlp_post_norm", mlp(self._normed("mlp_norm", x_BTD)), deterministic)
-        return logical(x_BTD, axes.BATCH, axes.LENGTH, axes.ACTIVATION), cache
+            added, measured = mlp(self._normed("mlp_norm", x_BTD))
+            x_BTD = x_BTD + self._added("mlp_post_norm", added, deterministic)
+        return logical(x_BTD, axes.BATCH, axes.LENGTH, axes.ACTIVATION), (cache, measured)
 
     def _normed(self, name: str, x_BTD: jax.Array) -> jax.Array:
         """States after a norm, if the layer has it."""
@@ -93,7 +102,7 @@ class Layer(nn.Module):
         return x_BTD if self.spec.residual_scale == 1 else x_BTD * self.spec.residual_scale
 
 
-def stacked_layers(spec: ModelSpec) -> Any:
+def stacked_layers(spec: ModelSpec, feed_forward: Callable[..., nn.Module] = Mlp) -> Any:
     """All layers as one module whose parameters have the layer as their first axis.
 
     `scan_layers` decides only whether the loop is compiled as a loop: names, shapes, initial values and
@@ -109,7 +118,7 @@ def stacked_layers(spec: ModelSpec) -> Any:
         length=spec.n_layers,
         unroll=1 if spec.scan_layers else spec.n_layers,
         metadata_params={nn.PARTITION_NAME: axes.LAYERS},
-    )(spec)
+    )(spec, feed_forward=feed_forward)
 
 
 class Decoder(nn.Module):
@@ -117,9 +126,15 @@ class Decoder(nn.Module):
 
     `apply({"params": params}, tokens_BT)` gives logits; `method="hidden"` the states below them (for
     `objectives.token_loss`, which never holds all logits); `method="decode"` and `method="read"` go on from a cache.
+
+    Args:
+        make_layers: the layers of a specification as one module; other families have their own.
+        losses: auxiliary losses that the layers give, and their weights; `hidden` then gives these too.
     """
 
     spec: ModelSpec
+    make_layers: Callable[[Any], Any] = stacked_layers
+    losses: tuple[tuple[str, float], ...] = ()
 
     def setup(self) -> None:
         spec = self.spec
@@ -127,7 +142,7 @@ class Decoder(nn.Module):
         if spec.positions == "learned":
             self.positions = Embedding(spec.block_size, spec.n_embd, axes.LENGTH, spec.dtype, spec.param_dtype)
         self.dropout = Dropout(spec.dropout)
-        self.layers = stacked_layers(spec)
+        self.layers = self.make_layers(spec)
         self.final_norm = norm(spec, spec.norm)
         if not spec.tie_embeddings:
             self.unembed = Unembedding(spec.n_embd, spec.vocab_size, spec.param_dtype)
@@ -148,8 +163,8 @@ class Decoder(nn.Module):
             positions: (B, T); None: 0, 1, 2, …
             deterministic: no dropout; otherwise `rngs={"dropout": key}` is needed.
         """
-        hidden = self.hidden(tokens_BT, segment_ids=segment_ids, positions=positions, deterministic=deterministic)
-        return self._logits(hidden)
+        found = self.hidden(tokens_BT, segment_ids=segment_ids, positions=positions, deterministic=deterministic)
+        return self._logits(found[0] if isinstance(found, tuple) else found)
 
     def hidden(
         self,
@@ -158,10 +173,14 @@ class Decoder(nn.Module):
         segment_ids: jax.Array | None = None,
         positions: jax.Array | None = None,
         deterministic: bool = True,
-    ) -> jax.Array:
-        """Hidden states (B, T, D) after the final norm; arguments as for the logits."""
+    ) -> Any:
+        """Hidden states (B, T, D) after the final norm, and auxiliary losses if there are any; arguments as above."""
         positions_BT = jnp.arange(tokens_BT.shape[1])[None] if positions is None else positions
-        return self._trunk(tokens_BT, positions_BT, segment_ids, deterministic, None)[0]
+        x_BTD, _, measured = self._trunk(tokens_BT, positions_BT, segment_ids, deterministic, None)
+        if not self.losses:
+            return x_BTD
+        assert measured is not None
+        return x_BTD, {name: (measured[name].mean(), weight) for name, weight in self.losses}
 
     def read(
         self, tokens_BT: jax.Array, cache: Cache, num_tokens_B: jax.Array | None = None
@@ -174,9 +193,9 @@ class Decoder(nn.Module):
         """
         counts_B = tokens_BT.shape[1] if num_tokens_B is None else num_tokens_B.astype(jnp.int32)
         positions_BT = cache.lengths[:, None] + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
-        x_BTD, layers = self._trunk(tokens_BT, positions_BT, None, True, (cache.keys, cache.values))
+        x_BTD, layers, _ = self._trunk(tokens_BT, positions_BT, None, True, cache[:-1], num_tokens_B)
         assert layers is not None
-        return x_BTD, Cache(*layers, cache.lengths + counts_B)
+        return x_BTD, type(cache)(*layers, cache.lengths + counts_B)
 
     def decode(
         self, tokens_BT: jax.Array, cache: Cache, num_tokens_B: jax.Array | None = None
@@ -194,21 +213,22 @@ class Decoder(nn.Module):
         segment_ids_BT: jax.Array | None,
         deterministic: bool,
         cache: LayerCache | None,
-    ) -> tuple[jax.Array, LayerCache | None]:
+        num_tokens_B: jax.Array | None = None,
+    ) -> tuple[jax.Array, LayerCache | None, Measured | None]:
         spec = self.spec
         x_BTD = self.embed(tokens_BT)
         if spec.embedding_scale != 1:
             x_BTD = x_BTD * spec.embedding_scale
         if spec.positions == "learned":
             x_BTD = x_BTD + self.positions(positions_BT)
-        context = Context(positions_BT, segment_ids_BT, None)
+        context = Context(positions_BT, segment_ids_BT, None, num_tokens=num_tokens_B)
         if spec.positions == "rotary":
             angles = rotary_angles(spec, positions_BT), window_angles(spec, positions_BT)
-            context = Context(positions_BT, segment_ids_BT, *angles)
+            context = Context(positions_BT, segment_ids_BT, *angles, num_tokens_B)
         x_BTD = logical(self.dropout(x_BTD, deterministic), axes.BATCH, axes.LENGTH, axes.ACTIVATION)
-        x_BTD, cache = self.layers(x_BTD, cache, context, deterministic, layer_kinds(spec))
+        x_BTD, (cache, measured) = self.layers(x_BTD, cache, context, deterministic, layer_kinds(spec))
         x_BTD = self.final_norm(x_BTD)
-        return (x_BTD if spec.logit_divisor == 1 else x_BTD / spec.logit_divisor), cache
+        return (x_BTD if spec.logit_divisor == 1 else x_BTD / spec.logit_divisor), cache, measured
 
     def _logits(self, hidden_BTD: jax.Array) -> jax.Array:
         B, T, D = hidden_BTD.shape

@@ -21,14 +21,15 @@ from holdfast.errors import ConfigError
 from holdfast.models import axes
 from holdfast.models.config import (
     DEFAULT_PRESET,
-    LATER,
     LAYERS,
     ArchitectureConfig,
     ModelSpec,
     options_of,
     parameter_shapes,
+    preset_values,
     projections,
     resolve,
+    told,
     vocabulary,
 )
 from holdfast.types import Json, JsonView, Tree
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import jax
 
 O = TypeVar("O")  # noqa: E741  # a family's options
+S = TypeVar("S", bound=ModelSpec)  # the specification of a transformer
 
 DECODER = "decoder"
 SHARED_OPTIONS = ("family", "vocab_size", "block_size")  # directly below `architecture/` for all families
@@ -365,9 +367,52 @@ def resolve_model(
     return kind.resolve(name, architecture, options, block_size=block_size, vocab_size=vocab_size)
 
 
+def chosen_family(architecture: ArchitectureConfig, own: str) -> str:
+    """The family that options ask for: by its name, by a pretrained model, by a preset, or else the trainer's own."""
+    if architecture.family is not None:
+        return architecture.family
+    if architecture.source is None:
+        return preset_values(architecture)[0] or own
+    if own != DECODER:
+        return own
+    from holdfast.models.pretrained.source import family_at  # it needs this module
+
+    return family_at(architecture.source)
+
+
+def check_family(name: str, architecture: ArchitectureConfig, spec: ModelSpec) -> None:
+    """Refuse a preset or a pretrained model of another family than the one that was named."""
+    key, value, found = "from", architecture.source, spec.family
+    if architecture.source is None:
+        key, value, found = "preset", architecture.preset, preset_values(architecture)[0] or name
+    if found != name:
+        raise ConfigError(
+            f"architecture/{key}",
+            value,
+            f"one of the family {name}, which architecture/family asks for, and it is of the family {found}",
+            "leave architecture/family null to follow it",
+        )
+
+
 def decoder(spec: ModelSpec) -> Model:
-    """A decoder as a choice of model."""
-    return Model(DECODER, spec, spec.vocab_size, spec.block_size)
+    """A transformer as a choice of model: its specification says of which family."""
+    return Model(spec.family, spec, spec.vocab_size, spec.block_size)
+
+
+def described_spec(described: JsonView) -> ModelSpec | None:
+    """The specification of a model as manifests hold it; None for a family that has none."""
+    values = dict(described)
+    kind = registry.families.get(values.pop("family", DECODER), path="architecture/family")()
+    return kind.specification(**values) if isinstance(kind, TransformerFamily) else None
+
+
+def option_path(family: str, name: str) -> str:
+    """The config path behind an entry of a described model."""
+    kind, config = registry.families.get(family, path="architecture/family")(), registry.families.config(family)
+    own = name not in SHARED_OPTIONS
+    if isinstance(kind, TransformerFamily):
+        own = config is not None and name in {item.name for item in dataclasses.fields(config)}
+    return f"architecture/{family}/{name}" if own else f"architecture/{name}"
 
 
 def harmless_differences(described: JsonView) -> frozenset[str]:
@@ -392,37 +437,25 @@ def _check_alone(name: str, architecture: ArchitectureConfig) -> None:
         )
 
 
-@registry.families.register(DECODER, help="decoder-only transformer: GPT-2, Llama, Qwen, GPT-NeoX are settings of it")
-class DecoderFamily(ModelFamily[ModelSpec]):
-    """The decoder of `decoder.py`; its options stand directly below `architecture/`."""
+class TransformerFamily(ModelFamily[S]):
+    """What families have in common whose specification is a `ModelSpec` and whose module is a `Decoder`."""
 
-    def resolve(
-        self, name: str, architecture: ArchitectureConfig, options: Any, *, block_size: int, vocab_size: int
-    ) -> Model:
-        """As `config.resolve` has it, also from a pretrained model."""
-        spec = resolve(architecture, block_size=block_size, vocab_size=vocab_size)
-        return Model(name, spec, spec.vocab_size, spec.block_size)
+    specification: type[ModelSpec] = ModelSpec
 
-    def build(self, options: ModelSpec, vocab_size: int, block_size: int) -> Any:
-        """A `Decoder`."""
-        from holdfast.models.decoder import Decoder
-
-        return Decoder(options)
-
-    def unembedding(self, options: ModelSpec, params: Tree) -> "jax.Array":
+    def unembedding(self, options: S, params: Tree) -> "jax.Array":
         """The transposed embedding, or the matrix beside it."""
         matrix: jax.Array = params["embed"]["embedding"].T if options.tie_embeddings else params["unembed"]["kernel"]
         return matrix
 
-    def softcap(self, options: ModelSpec) -> float | None:
+    def softcap(self, options: S) -> float | None:
         """As `architecture/logit_softcap` has it."""
         return options.logit_softcap
 
-    def tied(self, options: ModelSpec) -> bool:
+    def tied(self, options: S) -> bool:
         """As `architecture/tie_embeddings` has it."""
         return options.tie_embeddings
 
-    def stochastic(self, options: ModelSpec) -> bool:
+    def stochastic(self, options: S) -> bool:
         """Whether there is dropout."""
         return options.dropout > 0
 
@@ -455,15 +488,47 @@ class DecoderFamily(ModelFamily[ModelSpec]):
         spec: ModelSpec = model.options
         return spec.flops_per_token(sequence_length, backward=False)
 
-    def described(self, model: Model) -> Json:
-        """The specification, as manifests have held it since before there were families."""
-        found = dataclasses.asdict(model.options)
-        return {name: value for name, value in found.items() if name not in LATER or value != LATER[name]}
-
     def harmless(self, described: JsonView) -> frozenset[str]:
         """What changes no parameter; the block size does where positions are learned."""
         always = frozenset({"remat", "scan_layers", "dtype", "dropout"})
         return always if described["positions"] == "learned" else always | {"block_size"}
+
+    def states(self, model: Model) -> tuple[int, str]:
+        """From the specification alone."""
+        return model.options.n_embd, model.options.dtype
+
+    def attention(self, model: Model, platform: str, *, packed: bool, described: bool = False) -> str | None:
+        """A kernel of the table in `models/kernels.py`, or the plain formula."""
+        from holdfast.models.attention import attention_taken
+
+        return attention_taken(model.options, platform, packed=packed, described=described)
+
+    def rematerialises(self, options: S) -> bool:
+        """As `architecture/remat` has it."""
+        return options.remat
+
+
+@registry.families.register(DECODER, help="decoder-only transformer: GPT-2, Llama, Qwen, GPT-NeoX are settings of it")
+class DecoderFamily(TransformerFamily[ModelSpec]):
+    """The decoder of `decoder.py`; its options stand directly below `architecture/`."""
+
+    def resolve(
+        self, name: str, architecture: ArchitectureConfig, options: Any, *, block_size: int, vocab_size: int
+    ) -> Model:
+        """As `config.resolve` has it, also from a pretrained model."""
+        spec = resolve(architecture, block_size=block_size, vocab_size=vocab_size)
+        check_family(name, architecture, spec)
+        return decoder(spec)
+
+    def build(self, options: ModelSpec, vocab_size: int, block_size: int) -> Any:
+        """A `Decoder`."""
+        from holdfast.models.decoder import Decoder
+
+        return Decoder(options)
+
+    def described(self, model: Model) -> Json:
+        """The specification, as manifests have held it since before there were families."""
+        return told(model.options)
 
     def parameters(self, model: Model) -> dict[str, Parameter]:
         """From the specification alone."""
@@ -484,10 +549,6 @@ class DecoderFamily(ModelFamily[ModelSpec]):
     def check_mesh(self, model: Model, mesh_sizes: Mapping[str, int]) -> None:
         """From the specification alone."""
         axes.check_divisible(model.options, mesh_sizes)
-
-    def states(self, model: Model) -> tuple[int, str]:
-        """From the specification alone."""
-        return model.options.n_embd, model.options.dtype
 
     def activation_bytes(self, model: Model) -> int:
         """Of the arrays that a layer keeps, roughly."""
@@ -510,16 +571,6 @@ class DecoderFamily(ModelFamily[ModelSpec]):
             # Two layers, the one that is used and the one that comes; the unembedding, and its gradient in float32.
             "gathered": 2 * spec.layer_parameters() // tensor * width + unembedding * (width + 4),
         }
-
-    def attention(self, model: Model, platform: str, *, packed: bool, described: bool = False) -> str | None:
-        """A kernel of the table in `models/kernels.py`, or the plain formula."""
-        from holdfast.models.attention import attention_taken
-
-        return attention_taken(model.options, platform, packed=packed, described=described)
-
-    def rematerialises(self, options: ModelSpec) -> bool:
-        """As `architecture/remat` has it."""
-        return options.remat
 
     def tensor_sums(self, model: Model) -> int:
         """After attention and after the feed-forward part of each layer."""

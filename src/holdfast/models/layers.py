@@ -21,6 +21,8 @@ from holdfast.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 
 INIT_STD = 0.02
 
+Measured = dict[str, jax.Array]  # auxiliary losses of a layer, by name
+
 
 def logical(array: jax.Array, *names: str) -> jax.Array:
     """Hint how an activation is laid out on the mesh; nothing where no mesh is set."""
@@ -86,10 +88,14 @@ class Dense(nn.Module):
 
     def _adapter(self, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The adapter that `models/lora.py` put beside the kernel: (in, r), (r, out), scale."""
+        inward, outward, scale = self._stored(dtype)
+        return gathered(inward, self.names[0], axes.NORM), gathered(outward, axes.NORM, self.names[1]), scale
+
+    def _stored(self, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         inward, outward, scale = (
             jnp.asarray(self.get_variable("params", name), dtype) for name in (LORA_IN, LORA_OUT, LORA_SCALE)
         )
-        return gathered(inward, self.names[0], axes.NORM), gathered(outward, axes.NORM, self.names[1]), scale
+        return inward, outward, scale
 
 
 class Embedding(nn.Module):
@@ -292,17 +298,16 @@ def norm(spec: ModelSpec, kind: str, *, name: str | None = None) -> Norm:
 
 
 class Mlp(nn.Module):
-    """Feed-forward layer: up, activation (gated or not), down."""
+    """Feed-forward layer: up, activation (gated or not), down; it has no auxiliary losses."""
 
     spec: ModelSpec
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+    def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, Measured | None]:
         spec = self.spec
         inward, outward = (axes.EMBED, axes.MLP), (axes.MLP, axes.EMBED)
         up = dense(spec, spec.n_ff, inward, spec.bias, name="up")(x_BTD)
         gate = dense(spec, spec.n_ff, inward, spec.bias, name="gate")(x_BTD) if spec.gated else None
         hidden = logical(activate(spec.activation, up, gate), axes.BATCH, axes.LENGTH, axes.MLP)
         std = INIT_STD / (2 * spec.n_layers) ** 0.5
-        down: jax.Array = dense(spec, spec.n_embd, outward, spec.bias, std, name="down")(hidden)
-        return down
+        return dense(spec, spec.n_embd, outward, spec.bias, std, name="down")(hidden), None

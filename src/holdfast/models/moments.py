@@ -15,6 +15,7 @@ from flax import traverse_util
 
 from holdfast.errors import UserError
 from holdfast.models.axes import MOMENTS
+from holdfast.models.experts import ExpertDense
 from holdfast.models.layers import Dense
 from holdfast.types import Json, Tree
 
@@ -34,6 +35,16 @@ def input_moments(model: "Model", params: Tree, rows: "Batch") -> dict[str, jax.
     return {path: squares / jnp.maximum(count, 1.0)[..., None] for path, (squares, count) in summed.items()}
 
 
+def _observe(module: ExpertDense, x_BTJI: jax.Array, choice_BTJ: jax.Array, real_BT: jax.Array) -> None:
+    """The same for experts, each over the tokens that it was chosen for."""
+    goes_BTJE = (choice_BTJ[..., None] == jnp.arange(module.num_experts)) * real_BT[..., None, None]
+    squares_EI = jnp.einsum(
+        "btji,btje->ei", jnp.broadcast_to(jnp.square(x_BTJI), (*choice_BTJ.shape, x_BTJI.shape[-1])), goes_BTJE
+    )
+    for name, value in (("squares", squares_EI), ("count", goes_BTJE.sum(axis=(0, 1, 2)))):
+        module.sow(MOMENTS, name, value, init_fn=lambda: jnp.float32(0), reduce_fn=jnp.add)
+
+
 def _sums(model: "Model", params: Tree, micro: "Batch") -> dict[str, tuple[jax.Array, jax.Array]]:
     """Sums of squares (…, I) over real tokens and how many these are (…,), by the kernel's path."""
     real_BT = (micro.padding_mask > 0).astype(jnp.float32)
@@ -47,6 +58,8 @@ def _sums(model: "Model", params: Tree, micro: "Batch") -> dict[str, tuple[jax.A
             squares_I = jnp.einsum("ni,n->i", jnp.square(x).reshape(-1, x.shape[-1]), real.reshape(-1))
             for name, value in (("squares", squares_I), ("count", real.sum())):
                 context.module.sow(MOMENTS, name, value, init_fn=lambda: jnp.float32(0), reduce_fn=jnp.add)
+        elif isinstance(context.module, ExpertDense) and context.method_name == "observe":
+            _observe(context.module, args[0].astype(jnp.float32), args[1], real_BT)
         return run(*args, **kwargs)
 
     with nn.intercept_methods(note):

@@ -32,6 +32,20 @@ def _register(name: str, help: str, *parts: Json) -> None:
 
 
 _register("tiny", "0.9M parameters, rotary, RMS norm, gated: for laptops and tests", LLAMA, _size(4, 128, 4))
+_register(
+    "tiny-moe",
+    "2.2M parameters, 0.9M active: tiny with 8 experts, 2 of them for each token",
+    LLAMA,
+    _size(4, 128, 4, n_ff=384),
+    {"family": "moe", "moe/n_experts": 8, "moe/top_k": 2},
+)
+_register(
+    "tiny-hybrid",
+    "0.9M parameters: tiny with attention in every fourth layer and states in the others",
+    LLAMA,
+    _size(4, 128, 4),
+    {"family": "hybrid", "hybrid/layers": "sssa"},
+)
 _register("small", "11M parameters, the same design: minutes to hours on a CPU", LLAMA, _size(6, 384, 6))
 _register("gpt-mini", "11M parameters in GPT-2's design: the shape of the benchmarks", GPT2, _size(6, 384, 6))
 _register("gpt2", "GPT-2, 124M parameters with its own tokenizer", GPT2, _size(12, 768, 12))

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.config import Entry, Tells, entry_of
+from holdfast.errors import UserError
 from holdfast.evaluation.matrix import Cell, Interval
 from holdfast.evaluation.statistics import Difference
-from holdfast.models.config import ModelSpec
+from holdfast.models.family import described_spec
 from holdfast.report.drawing.chart import number
 from holdfast.report.drawing.heat import column_order
 from holdfast.report.export import metrics_of
@@ -326,9 +327,11 @@ def compute(run: Run) -> float | None:
     if curriculum is None or not model:
         return None
     try:
-        spec = ModelSpec(**model)
+        spec = described_spec(model)
+        if spec is None:
+            return None
         forward, both = spec.flops_per_token(backward=False), spec.flops_per_token()
-    except (TypeError, ValueError, ZeroDivisionError, AssertionError):
+    except (TypeError, ValueError, ZeroDivisionError, AssertionError, UserError):
         return None  # of another version, or of none
     done = curriculum.total_steps if run.finished else run.step
     total = 0.0

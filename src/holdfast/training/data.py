@@ -119,10 +119,10 @@ def prepare_share(
         evaluations, measured: as `load_data` has them, which looks for leaks when all stores are there.
     """
     names = [source.name for source in curriculum.datasets]
-    tasks = {name: find_task(name, data) for name in evaluations}
+    tasks = {name: find_task(name, data) for name in evaluations if not is_harness(name)}
     needed = [(name, split) for split in ("train", "validation") for name in names]
     needed += [(name, "validation") for name in measured]
-    needed += [(task.dataset or name, task.split) for name, task in tasks.items()]
+    needed += [(task.dataset or name, task.split) for name, task in tasks.items() if isinstance(task, Task)]
     return {
         (name, split): prepare_shard(name, split, shard, data=data, tokenizer=tokenizer, progress=progress)
         for name, split in dict.fromkeys(needed)

@@ -24,7 +24,7 @@ from holdfast.evaluation.tasks import find_task
 from holdfast.execution.checkpoints import named_checkpoint
 from holdfast.methods import MethodConfig, StageFacts
 from holdfast.methods.budget import with_budgets
-from holdfast.models.family import DECODER, Model, resolve_model
+from holdfast.models.family import DECODER, Model, chosen_family, resolve_model
 from holdfast.models.parameters import Trainable, trainable_for
 from holdfast.models.pretrained import tokenizer_for
 from holdfast.training.config import BaseTrainerConfig, RunOptions, config_classes
@@ -159,7 +159,8 @@ def resolve_options(
         tokenizer = tokenizer_for(architecture.source, options.tokenizer)
     # A pretrained model has the vocabulary that it has; ours is rounded up.
     vocab_size = tokenizer.vocab_size if architecture.source else model_vocab_size(tokenizer)
-    name = architecture.family or _family_of(job, declared_by)
+    with _at("architecture/from") if architecture.source else contextlib.nullcontext():
+        name = chosen_family(architecture, _family_of(job, declared_by))
     own = options.plugin(registry.families, name)
     model = resolve_model(name, architecture, own, block_size=curriculum.block_size, vocab_size=vocab_size)
     trainable = trainable_for(options.optim.freeze, options.optim.lora, model)

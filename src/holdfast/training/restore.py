@@ -24,7 +24,7 @@ from holdfast.execution.checkpoints import (
 )
 from holdfast.execution.files import write_atomically
 from holdfast.execution.storage import gave_up, unreachable
-from holdfast.models.family import DECODER, SHARED_OPTIONS, harmless_differences
+from holdfast.models.family import DECODER, harmless_differences, option_path
 from holdfast.models.parameters import OPTIONS as TRAINED
 from holdfast.tracking.jsonl import FILE_NAME, digests
 from holdfast.training import weights
@@ -134,9 +134,9 @@ def model_differences(old: JsonView, new: JsonView) -> list[str]:
     changed = differences(was, now)
     if "family" in changed:
         changed = {"family": changed["family"]}  # the others follow from it
-    harmless, own = harmless_differences(now), "" if now["family"] == DECODER else f"{now['family']}/"
+    harmless = harmless_differences(now)
     lines = [
-        f"  architecture/{'' if name in SHARED_OPTIONS else own}{name}: was {before!r}, is {after!r}"
+        f"  {option_path(now['family'], name)}: was {before!r}, is {after!r}"
         for name, (before, after) in changed.items()
         if name not in harmless
     ]

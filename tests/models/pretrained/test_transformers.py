@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from holdfast.execution.topology import Topology
 from holdfast.models import ArchitectureConfig, Decoder, resolve
+from holdfast.models.family import decoder
 from holdfast.models.pretrained import load_params, load_spec, save_pretrained
 
 pytestmark = pytest.mark.extra
@@ -93,6 +94,18 @@ CASES = {
             "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
         },
     ),
+    "mixtral": ("Mixtral", {**GROUPED, "num_local_experts": 4, "num_hidden_layers": 2}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            **GROUPED,
+            "head_dim": 16,
+            "num_hidden_layers": 2,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+        },
+    ),
     "neox": ("GPTNeoX", NEOX),
     "neox-serial-tied": ("GPTNeoX", {**NEOX, "use_parallel_residual": False, "tie_word_embeddings": True}),
 }
@@ -131,7 +144,7 @@ def tie(model):
 
 
 def our_logits(spec, params):
-    return np.asarray(jax.jit(Decoder(spec).apply)({"params": params}, jnp.asarray(tokens())))
+    return np.asarray(jax.jit(decoder(spec).module.apply)({"params": params}, jnp.asarray(tokens())))
 
 
 def test_logits_are_theirs_and_survive_the_way_back(theirs, tmp_path):

@@ -12,7 +12,9 @@ from typing import Any
 
 from holdfast.errors import UserError
 from holdfast.models.config import ModelSpec
-from holdfast.models.pretrained import gemma, gpt2, llama, neox
+from holdfast.models.moe import FREE as FREE_OF_EXPERTS
+from holdfast.models.moe import MOE, MoeSpec
+from holdfast.models.pretrained import gemma, gpt2, llama, mixtral, neox
 from holdfast.models.pretrained.formats import Options, Weight
 from holdfast.types import Json, JsonView
 
@@ -39,6 +41,7 @@ class Family:
     spec: Callable[[Options, int | None], ModelSpec]
     config: Callable[[ModelSpec], Json]
     weights: Callable[[ModelSpec], dict[str, Weight]]
+    kind: str = ModelSpec.family  # the family of models, of `registry.families`, that it is read into
 
     def missing_in(self, spec: ModelSpec) -> dict[str, tuple[Any, Any]]:
         """Options of a specification that this family cannot express: asked, and what it has instead."""
@@ -71,6 +74,16 @@ FAMILIES: dict[str, Family] = {
             Family(name, f"{theirs}ForCausalLM", "model.", spec, config, weights)
             for name, theirs, spec, config, weights in _TABLE
         ),
+        Family("mixtral", "MixtralForCausalLM", "model.", mixtral.spec, mixtral.config, mixtral.weights, MOE),
+        Family(
+            "qwen3_moe",
+            "Qwen3MoeForCausalLM",
+            "model.",
+            mixtral.qwen3_spec,
+            mixtral.qwen3_config,
+            mixtral.qwen3_weights,
+            MOE,
+        ),
         Family("gpt2", "GPT2LMHeadModel", "transformer.", gpt2.spec, gpt2.config, gpt2.weights),
         Family("gpt_neox", "GPTNeoXForCausalLM", "gpt_neox.", neox.spec, neox.config, neox.weights),
     )
@@ -87,6 +100,10 @@ def normalised(spec: ModelSpec) -> ModelSpec:
     The order of rotated channels is one of them: weights are stored in the order of halves.
     """
     plain: Json = {name: ModelSpec.__dataclass_fields__[name].default for name in FREE}
+    if isinstance(spec, MoeSpec):
+        plain |= {name: MoeSpec.__dataclass_fields__[name].default for name in FREE_OF_EXPERTS}
+        # Whether loads are evened by a loss is no property of the model; a bias is.
+        plain["balance"] = "bias" if spec.balance == "bias" else "loss"
     if spec.positions != "rotary":
         plain |= {name: item.default for name, item in ModelSpec.__dataclass_fields__.items() if "rope" in name}
     return dataclasses.replace(spec, **{**plain, "rope_interleaved": False})
@@ -104,9 +121,16 @@ def family_for(spec: ModelSpec, name: str | None = None) -> Family:
     """The first family that can express a specification, or the named one if it can."""
     if name is not None and name not in FAMILIES:
         raise UserError(f"there is no family {name!r}; known: {', '.join(FAMILIES)}")
-    asked = [FAMILIES[name]] if name else list(FAMILIES.values())
+    known = [family.model_type for family in FAMILIES.values() if family.kind == spec.family]
+    if not known:
+        raise UserError(f"a model of the family {spec.family} has no form that other programs know")
+    if name is not None and name not in known:
+        raise UserError(
+            f"the model cannot be exported as {name}: it is of the family {spec.family}, known for {', '.join(known)}"
+        )
+    asked = [FAMILIES[model_type] for model_type in ([name] if name else known)]
     missing = {family.model_type: family.missing_in(spec) for family in asked}
-    nearest = min(missing, key=lambda known: len(missing[known]))
+    nearest = min(missing, key=lambda each: len(missing[each]))
     if not missing[nearest]:
         return FAMILIES[nearest]
     lines = [

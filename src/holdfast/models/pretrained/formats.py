@@ -6,7 +6,7 @@ so that a device's shard takes only its own rows and columns from the file.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -196,7 +196,7 @@ class Weight:
     """One of our parameters in a stored tensor.
 
     Args:
-        name: of the tensor; `{}` stands for the layer.
+        name: of the tensor; `{}` stands for the layer, a second one for the expert: our stacked axes.
         transposed: a matrix is stored (out, in), ours are (in, out).
         places: for each of our outputs its place on the tensor's output axis; None where they are the same.
         num_places: length of the tensor's output axis, where it holds more than this parameter.
@@ -209,8 +209,18 @@ class Weight:
     num_places: int | None = None
     may_be_longer: bool = False
 
+    @property
+    def num_stacked(self) -> int:
+        """How many of our first axes stand in the tensor's name."""
+        return self.name.count("{}")
+
+    def places_of(self, shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
+        """Every index of the stacked axes of a parameter of that shape, and the name of its tensor."""
+        for index in np.ndindex(*shape[: self.num_stacked]):
+            yield index, self.name.format(*index)
+
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The tensor's shape where ours (of one layer) is `shape`."""
+        """The tensor's shape where ours (without stacked axes) is `shape`."""
         if self.num_places is not None:
             shape = (*shape[:-1], self.num_places)
         return shape[::-1] if self.transposed else shape
@@ -222,8 +232,8 @@ class Weight:
             return stored[0] >= expected[0] and stored[1:] == expected[1:]
         return stored == expected
 
-    def read(self, tensors: Tensors, layer: int | None, index: tuple[slice, ...]) -> Array:
-        """A part of our parameter; `index` has a start and a stop for every axis."""
+    def read(self, tensors: Tensors, at: tuple[int, ...], index: tuple[slice, ...]) -> Array:
+        """A part of our parameter at a place of its stacked axes; `index` has a start and a stop for every other."""
         chosen = None
         if self.places is not None:
             chosen = self.places[index[-1]]
@@ -231,8 +241,7 @@ class Weight:
             index = (*index[:-1], slice(low, high))
             # Neighbours in order are a plain range already.
             chosen = None if np.array_equal(chosen, np.arange(low, high)) else chosen - low
-        name = self.name if layer is None else self.name.format(layer)
-        part = tensors.read(name, index[::-1] if self.transposed else index)
+        part = tensors.read(self.name.format(*at), index[::-1] if self.transposed else index)
         part = part.T if self.transposed else part
         return part if chosen is None else part[..., chosen]
 

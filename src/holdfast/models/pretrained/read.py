@@ -10,7 +10,7 @@ from flax import traverse_util
 from jax.sharding import Mesh, NamedSharding
 
 from holdfast.errors import UserError
-from holdfast.models.config import LAYERS, ModelSpec
+from holdfast.models.config import ModelSpec
 from holdfast.models.derived import abstract_params
 from holdfast.models.family import decoder
 from holdfast.models.pretrained.families import BUFFERS, HEADS
@@ -32,9 +32,7 @@ def load_params(source: str | Path, spec: ModelSpec, mesh: Mesh) -> Any:
     leaves: Leaves = traverse_util.flatten_dict(abstract_params(decoder(spec), mesh), sep="/")
     table = model.weights(spec)
     check(model, tensors, {path: table[path] for path in leaves}, leaves, tied=spec.tie_embeddings)
-    placed = {
-        path: _place(tensors, table[path], leaf, stacked=path.startswith(LAYERS)) for path, leaf in leaves.items()
-    }
+    placed = {path: _place(tensors, table[path], leaf) for path, leaf in leaves.items()}
     return traverse_util.unflatten_dict(placed, sep="/")
 
 
@@ -43,10 +41,8 @@ def check(model: Model, tensors: Tensors, table: Mapping[str, Weight], leaves: L
     expected: dict[str, tuple[Weight, tuple[int, ...]]] = {}
     for path, weight in table.items():
         shape = leaves[path].shape
-        layers = range(shape[0]) if path.startswith(LAYERS) else (None,)
-        for layer in layers:
-            name = weight.name if layer is None else weight.name.format(layer)
-            expected[name] = (weight, shape if layer is None else shape[1:])
+        for _, name in weight.places_of(shape):
+            expected[name] = (weight, shape[weight.num_stacked :])
     lines = []
     for name, (weight, shape) in expected.items():
         found = tensors.shapes.get(name)
@@ -64,7 +60,7 @@ def check(model: Model, tensors: Tensors, table: Mapping[str, Weight], leaves: L
         )
 
 
-def _place(tensors: Tensors, weight: Weight, leaf: jax.ShapeDtypeStruct, *, stacked: bool) -> jax.Array:
+def _place(tensors: Tensors, weight: Weight, leaf: jax.ShapeDtypeStruct) -> jax.Array:
     """One parameter: each device reads its own part; devices with the same part share the reading."""
     assert isinstance(leaf.sharding, NamedSharding)
     devices: dict[tuple[tuple[int, int], ...], list[Any]] = {}
@@ -74,7 +70,7 @@ def _place(tensors: Tensors, weight: Weight, leaf: jax.ShapeDtypeStruct, *, stac
         devices.setdefault(bounds, []).append(device)
     parts = []
     for bounds, same in devices.items():
-        block = _block(tensors, weight, bounds, np.dtype(leaf.dtype), stacked=stacked)
+        block = _block(tensors, weight, bounds, np.dtype(leaf.dtype))
         for device in same:
             # A copy of its own: steps donate parameters, and the block is freed before the next one is read.
             parts.append(jax.device_put(block, device, may_alias=False).block_until_ready())
@@ -82,14 +78,13 @@ def _place(tensors: Tensors, weight: Weight, leaf: jax.ShapeDtypeStruct, *, stac
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
 
 
-def _block(
-    tensors: Tensors, weight: Weight, bounds: tuple[tuple[int, int], ...], dtype: np.dtype[Any], *, stacked: bool
-) -> Array:
+def _block(tensors: Tensors, weight: Weight, bounds: tuple[tuple[int, int], ...], dtype: np.dtype[Any]) -> Array:
     """A part of one parameter in host memory."""
-    index = tuple(slice(*pair) for pair in bounds)
+    index, stacked = tuple(slice(*pair) for pair in bounds), weight.num_stacked
     if not stacked:
-        return np.ascontiguousarray(weight.read(tensors, None, index).astype(dtype, copy=False))
+        return np.ascontiguousarray(weight.read(tensors, (), index).astype(dtype, copy=False))
     block: Array = np.empty([stop - start for start, stop in bounds], dtype)
-    for row, layer in enumerate(range(*bounds[0])):
-        block[row] = weight.read(tensors, layer, index[1:])
+    for row in np.ndindex(*block.shape[:stacked]):
+        at = tuple(start + own for (start, _), own in zip(bounds, row, strict=False))
+        block[row] = weight.read(tensors, at, index[stacked:])
     return block

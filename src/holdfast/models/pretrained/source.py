@@ -89,6 +89,11 @@ def load_spec(source: str | Path, block_size: int | None = None) -> ModelSpec:
     return open_model(source).spec(block_size)
 
 
+def family_at(source: str | Path) -> str:
+    """The family of models, of `registry.families`, that a pretrained model belongs to."""
+    return open_model(source).spec().family
+
+
 def adapt(architecture: ArchitectureConfig, *, block_size: int, vocab_size: int) -> ModelSpec:
     """The specification of the model that `architecture/from` names, for rows of that many tokens.
 

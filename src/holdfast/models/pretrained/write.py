@@ -25,7 +25,7 @@ from holdfast.data.tokenizers import Tokenizer
 from holdfast.errors import UserError
 from holdfast.execution.files import sync, write_atomically, write_json
 from holdfast.execution.topology import Topology
-from holdfast.models.config import LAYERS, ModelSpec
+from holdfast.models.config import ModelSpec
 from holdfast.models.parameters import LORA_IN, LORA_OUT
 from holdfast.models.pretrained.families import Family, family_for
 from holdfast.models.pretrained.formats import Array, Weight
@@ -50,7 +50,7 @@ class Stored:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    parts: list[tuple[str, int | None, Weight]] = field(default_factory=list)
+    parts: list[tuple[str, tuple[int, ...], Weight]] = field(default_factory=list)
 
     @property
     def num_bytes(self) -> int:
@@ -147,11 +147,10 @@ def _tensors(leaves: JsonView, table: Mapping[str, Weight]) -> dict[str, Stored]
     """The tensors of the files, by name."""
     found: dict[str, Stored] = {}
     for path, leaf in leaves.items():
-        weight, stacked = table[path], path.startswith(LAYERS)
-        shape = weight.stored_shape(tuple(leaf.shape[1:] if stacked else leaf.shape))
-        for layer in range(leaf.shape[0]) if stacked else (None,):
-            name = weight.name if layer is None else weight.name.format(layer)
-            found.setdefault(name, Stored(shape, np.dtype(leaf.dtype))).parts.append((path, layer, weight))
+        weight = table[path]
+        shape = weight.stored_shape(tuple(leaf.shape[weight.num_stacked :]))
+        for at, name in weight.places_of(leaf.shape):
+            found.setdefault(name, Stored(shape, np.dtype(leaf.dtype))).parts.append((path, at, weight))
     return found
 
 
@@ -170,8 +169,8 @@ def _groups(tensors: Mapping[str, Stored], max_file_bytes: int) -> list[dict[str
 
 def _build(leaves: JsonView, stored: Stored) -> Array:
     tensor: Array = np.empty(stored.shape, stored.dtype)
-    for path, layer, weight in stored.parts:
-        weight.write(tensor, np.asarray(leaves[path] if layer is None else leaves[path][layer]))
+    for path, at, weight in stored.parts:
+        weight.write(tensor, np.asarray(leaves[path][at] if at else leaves[path]))
     return tensor
 
 
@@ -322,6 +321,11 @@ def save_adapters(
     from safetensors.numpy import save_file
 
     table = family_for(spec, family).weights(spec)
+    if any(table[f"{path.rsplit('/', 1)[0]}/kernel"].num_stacked > 1 for path in adapters):
+        raise UserError(
+            "--adapters: adapters of experts have no form that peft knows; export the merged model, or train with "
+            "optimization/lora/targets: [q, k, v, o]"
+        )
     groups: dict[str, list[str]] = {}  # the name of a tensor, and our projections in it
     for path in adapters:
         module, name = path.rsplit("/", 1)
