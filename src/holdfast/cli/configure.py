@@ -1,5 +1,7 @@
 """Before a run: what there is (`jobs`), and a config to start from (`configure`)."""
 
+import difflib
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, List, Optional
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from holdfast.cli.configs import JobConfig
+    from holdfast.data.sources.suites import Suite
+
+SUITE_JOB = "continual/train/abcd_kl"
+SUITE_BATCH = 32  # rows of a step, where nothing else is said
 
 
 def jobs_command() -> None:
@@ -33,6 +39,10 @@ def jobs_command() -> None:
             table.add_row(Text(name), Text(plugins.help(name)))
         console.print(table)
         console.print()
+    table = Table(title="suites", title_justify="left", show_header=False, box=None, padding=(0, 2))
+    for name, suite in _suites().items():
+        table.add_row(Text(name), Text(suite.help))
+    console.print(table)
 
 
 # What one would change first, in the order in which it is thought of.
@@ -58,9 +68,24 @@ SHORT = (
 )
 
 
+SuiteName = Annotated[
+    Optional[str],
+    typer.Option("--suite", help="A whole curriculum: text-classification, standard-cl, trace or superni."),
+]
+SuiteOrder = Annotated[Optional[int], typer.Option("--order", help="Which of the suite's published orders, from 1.")]
+SuiteTasks = Annotated[
+    Optional[str], typer.Option("--tasks", help="Tasks of the suite with commas, in an order of your own.")
+]
+SuiteExamples = Annotated[
+    Optional[int], typer.Option("--examples", help="Training examples of each task of the suite; its own number.")
+]
+
+
 def configure_command(
-    job: Annotated[str, typer.Argument(help="Name of a job; `holdfast jobs` lists them.")],
-    out: Annotated[Path, typer.Argument(help="YAML file to write.")],
+    job: Annotated[
+        str, typer.Argument(help="Name of a job; `holdfast jobs` lists them. With --suite it may be left out.")
+    ],
+    out: Annotated[Optional[Path], typer.Argument(help="YAML file to write.")] = None,
     overrides: Annotated[
         Optional[List[str]], typer.Argument(help="path=value …, such as training.batch_size=32")
     ] = None,
@@ -68,6 +93,10 @@ def configure_command(
         Optional[str],
         typer.Option("--preset", help="A small start: laptop, quickstart, own-data or pretrained."),
     ] = None,
+    suite: SuiteName = None,
+    order: SuiteOrder = None,
+    tasks: SuiteTasks = None,
+    examples: SuiteExamples = None,
     short: Annotated[bool, typer.Option("--short", help="Only what one would change; the rest has defaults.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Every option, also with --preset.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
@@ -75,9 +104,11 @@ def configure_command(
     """Write the config of a job, or a small one to start from.
 
     Every option of the job with its default and a comment; with --preset a short file that runs as it is (laptop,
-    quickstart) or after its paths are edited (own-data, pretrained).
+    quickstart) or after its paths are edited (own-data, pretrained); with --suite the curriculum of a published suite
+    with its order and evaluations, whose data is looked for in data/root and then on the hub.
 
     Example: holdfast configure continual/train/abcd_kl my.yaml --preset laptop
+    Example: holdfast configure --suite trace --order 1 trace.yaml architecture.from=my-model data.root=DATA
     """
     from holdfast.cli.configs import job_config
     from holdfast.config import to_yaml
@@ -85,13 +116,25 @@ def configure_command(
 
     if short and full:
         raise UserError("--short and --full: choose one")
+    given = [] if overrides is None else overrides
+    if suite is not None:
+        _check_alone(preset, short)
+        job, out, given = _shifted(job, out, given)
+    elif (order, tasks, examples) != (None, None, None):
+        raise UserError("--order, --tasks and --examples are of a suite: add --suite NAME")
+    if out is None:
+        raise UserError("configure: the file to write is missing: holdfast configure JOB OUT.yaml")
     if out.exists() and not force:
         raise UserError(f"{out}: the file is there already; choose another name or add --force")
     text, values = read_preset(preset, job)
-    resolved = job_config(job, values, overrides or [])
-    if full or (preset is None and not short):
+    if suite is not None:
+        values = suite_values(suite, order, tasks, examples, given)
+    resolved = job_config(job, values, given)
+    if full or (preset is None and suite is None and not short):
         text = to_yaml(resolved.cfg, resolved.classes, job)
-    elif preset is None or overrides:  # the comments of a preset are of its own values
+    elif suite is not None:
+        text = to_yaml(only_changed(resolved, ("training/batch_size", "training/fade/overlap")), resolved.classes, job)
+    elif preset is None or given:  # the comments of a preset are of its own values
         named = SHORT if preset is None else ()
         text = to_yaml(only_changed(resolved, named), resolved.classes, job)
     write_atomically(out, text)
@@ -133,3 +176,96 @@ def only_changed(resolved: "JobConfig", named: tuple[str, ...]) -> "DictConfig":
         if path in named or value != defaults[path]:
             OmegaConf.update(kept, path.replace("/", "."), value)
     return kept
+
+
+def _suites() -> "dict[str, Suite]":
+    from holdfast.data.sources.suites import SUITES
+
+    return SUITES
+
+
+def _check_alone(preset: str | None, short: bool) -> None:
+    if preset is not None or short:
+        raise UserError("--suite: it is a whole config of its own; leave out --preset and --short")
+
+
+def _shifted(job: str, out: Path | None, overrides: list[str]) -> tuple[str, Path, list[str]]:
+    """The job, the file and the overrides, where the job may have been left out."""
+    if job in registry.jobs:
+        if out is None:
+            raise UserError("configure: the file to write is missing: holdfast configure --suite NAME OUT.yaml")
+        return job, out, overrides
+    rest = [] if out is None else [str(out)]
+    return SUITE_JOB, Path(job), [*rest, *overrides]
+
+
+def suite_values(
+    name: str, order: int | None, tasks: str | None, examples: int | None, overrides: Sequence[str] = ()
+) -> dict[str, object]:
+    """The options of a suite: a stage and an evaluation for each task.
+
+    Args:
+        order: one of its published orders, counted from 1; the first unless given.
+        tasks: an order of one's own, with commas.
+        examples: training examples of each task; None is the suite's own number.
+        overrides: what is said about batches and rows there counts in the length of stages.
+    """
+    known = _suites()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"--suite {name}: there is no such suite; {hint}known: {', '.join(known)}")
+    suite = known[name]
+    if examples is not None and examples < 1:
+        raise UserError(f"--examples {examples}: expected at least 1")
+    values: dict[str, dict[str, object]] = {key: dict(part) for key, part in suite.values.items()}
+    batch_size = _number(overrides, "training.batch_size", SUITE_BATCH)
+    block_size = _number(overrides, "architecture.block_size", int(str(values["architecture"]["block_size"])))
+    stages = []
+    chosen = _order(name, suite, order, tasks)
+    for task in chosen:
+        rows = (suite.examples if examples is None else examples) * suite.epochs.get(task, 1)
+        tokens = -(-rows // batch_size) * batch_size * block_size
+        data = [{"name": _dataset(suite, task), "style": "PADDED"}]
+        stages.append({"name": task, "tokens": tokens, "data": data})
+    values.setdefault("training", {}).update({"batch_size": batch_size, "fade": {"overlap": 0.0}})
+    evaluations = [_dataset(suite, task) for task in chosen]
+    values.setdefault("eval", {}).update({"evaluations": evaluations, "limit": suite.held_out})
+    return {"stages": stages, **values}
+
+
+def _order(name: str, suite: "Suite", order: int | None, tasks: str | None) -> Sequence[str]:
+    if tasks is None:
+        number = 1 if order is None else order
+        if not 1 <= number <= len(suite.orders):
+            raise UserError(f"--order {number}: {name} has the orders 1 to {len(suite.orders)}")
+        return suite.orders[number - 1]
+    if order is not None:
+        raise UserError("--order and --tasks: choose one")
+    chosen = [task.strip() for task in tasks.split(",") if task.strip()]
+    for task in chosen:
+        if _dataset(suite, task) == "":
+            raise UserError(f"--tasks {task}: {name} has no such task; known: {', '.join(suite.datasets)}")
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise UserError(f"--tasks {tasks}: expected at least one task, each once")
+    return chosen
+
+
+def _dataset(suite: "Suite", task: str) -> str:
+    """The dataset of a task; any task file will do for a suite of task files."""
+    from holdfast.data.sources.suites import SUPERNI_PREFIX, task_file_source
+
+    if task in suite.datasets:
+        return suite.datasets[task]
+    own = f"{SUPERNI_PREFIX}{task}"
+    of_files = any(name.startswith(SUPERNI_PREFIX) for name in suite.datasets.values())
+    return own if of_files and task_file_source(own) is not None else ""
+
+
+def _number(overrides: Sequence[str], path: str, default: int) -> int:
+    """The whole number that an override gives an option, or its default."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key.replace("/", ".") == path and value.isdigit() and int(value) > 0:
+            default = int(value)
+    return default

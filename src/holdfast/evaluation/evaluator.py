@@ -1,6 +1,7 @@
 """The evaluator: a model's answers to the questions of its tasks, and its loss on held-out rows."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from holdfast.data.config import DataConfig
@@ -12,6 +13,7 @@ from holdfast.evaluation import choice, generate, harness
 from holdfast.evaluation.config import EvaluationConfig
 from holdfast.evaluation.forward import Runner
 from holdfast.evaluation.harness_tasks import HarnessTask
+from holdfast.evaluation.metrics import GRADED
 from holdfast.evaluation.perplexity import held_out
 from holdfast.evaluation.results import (
     MEASURES,
@@ -138,9 +140,12 @@ class Evaluator(Generic[M]):
             kind = "generate"  # nothing to choose from
         answer: Callable[[], list[Example]] = {
             "choice": lambda: self._choose(params, task.name, documents, limit),
-            "generate": lambda: self._generate(params, documents),
+            "generate": lambda: self._generate(params, task, documents),
         }[kind]
-        return task_result(task.name, kind, answer())
+        examples = answer()
+        if task.scored:
+            examples = [_with_score(each, task.metric if kind == "generate" else None) for each in examples]
+        return task_result(task.name, kind, examples, judged=kind == "choice" or not task.graded)
 
     def _choose(self, params: Tree, name: str, documents: Sequence[Document], limit: int | None) -> list[Example]:
         key = (name, limit)
@@ -173,15 +178,16 @@ class Evaluator(Generic[M]):
             return example
         return Example(**{**example.__dict__, "chosen": document.choices[index], "right": index == label})
 
-    def _generate(self, params: Tree, documents: Sequence[Document]) -> list[Example]:
-        said = generate.answers(self.runner, params, self.tokenizer, documents, self.config)
+    def _generate(self, params: Tree, task: Task, documents: Sequence[Document]) -> list[Example]:
+        said = generate.answers(self.runner, params, self.tokenizer, documents, self.config, task.metric)
         return [
             Example(
                 id=document.id,
                 prompt=document.prompt,
                 answer=document.answer,
                 chosen=text,
-                right=generate.exact_match(text, document.answer),
+                right=generate.is_right(text, document.answer, task.metric),
+                measures={task.metric: GRADED[task.metric](document, text)} if task.graded else {},
                 group=document.group,
                 choices=document.choices,
                 label=document.label,
@@ -208,6 +214,13 @@ class Evaluator(Generic[M]):
             sums=TaskSums(rows=found),
             uniform=uniform_losses(self.tokenizer.vocab_size, num_tokens, num_bytes),
         )
+
+
+def _with_score(example: Example, metric: str | None) -> Example:
+    """An example with what a suite averages: its graded score, or whether it is right."""
+    graded = example.measures.get(metric) if metric is not None else None
+    score = float(example.right) if graded is None else graded
+    return replace(example, measures={**example.measures, "score": score})
 
 
 def _known(names: Sequence[str], known: JsonView, kind: str) -> Sequence[str]:

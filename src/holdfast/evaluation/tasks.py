@@ -5,9 +5,11 @@ from typing import Optional
 
 from holdfast.data.config import DataConfig
 from holdfast.data.documents import Document, SourceContext, digest, read
+from holdfast.data.sources.suites import CLASSIFIED, EXACT, SCORED, task_file_source
 from holdfast.errors import ConfigError, UserError
 from holdfast.evaluation.config import EvaluationConfig
 from holdfast.evaluation.harness_tasks import HarnessTask, harness_task, is_harness
+from holdfast.evaluation.metrics import GRADED
 from holdfast.registry import evaluations
 
 
@@ -18,12 +20,22 @@ class Task:
     Args:
         name: of the evaluation; the dataset has the same name unless `dataset` is given.
         kind: `choice` or `generate`; `eval/kind` overrides it.
+        metric: how a generated answer is scored: `exact_match`, `letter` (by its first letter), or a name of
+            `metrics.GRADED`, for which there is no right or wrong.
+        scored: whether its figure also stands under `score`, where a suite averages tasks with different metrics.
     """
 
     name: str
     kind: str = "choice"
     dataset: Optional[str] = None
     split: str = "validation"
+    metric: str = EXACT
+    scored: bool = False
+
+    @property
+    def graded(self) -> bool:
+        """Whether answers are scored by degrees."""
+        return self.metric in GRADED
 
     def examples(self, data: DataConfig, limit: int | None = None, seed: int = 0) -> list[Document]:
         """The examples, in the dataset's order; with a limit, a subset that depends on the seed and ids alone."""
@@ -77,6 +89,8 @@ def find_task(
                 path, name, "a task", f"data/sources/{name} has no prompt and answer: it is text or chats"
             )
         return Task(name, kind="choice" if source.choices or source.labels else "generate")
+    if name not in evaluations and task_file_source(name) is not None:
+        return Task(name, "generate", metric="rouge_l", scored=True)
     task: Task = evaluations.get(name, path=path)
     return task
 
@@ -88,3 +102,9 @@ evaluations.register("qqp", help="choice of 2: do two questions ask the same")(T
 evaluations.register("siqa", help="choice of 3: everyday social situations")(Task("siqa"))
 evaluations.register("sst2", help="choice of 2: is a sentence positive or negative")(Task("sst2"))
 evaluations.register("topics", help="choice of 4: what three words are about, generated")(Task("topics"))
+for dataset in CLASSIFIED.values():
+    evaluations.register(dataset, help="choice of the topic or sentiment of a text")(Task(dataset, scored=True))
+for dataset, metric in SCORED.items():
+    evaluations.register(dataset, help=f"generated answers of TRACE, by {metric.replace('_', ' ')}")(
+        Task(dataset, "generate", metric=metric, scored=True)
+    )

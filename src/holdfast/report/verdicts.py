@@ -21,8 +21,15 @@ from holdfast.report.drawing.chart import number
 from holdfast.report.pictures.axis import told
 from holdfast.report.run_files import Run
 
-UNITS = {"accuracy": "accuracy", "bits_per_byte": "bits per byte", "nll": "nats per token"}
-ORDER = ("accuracy", "bits_per_byte", "nll")
+UNITS = {
+    "accuracy": "accuracy",
+    "rouge_l": "ROUGE-L",
+    "sari": "SARI",
+    "similarity": "similarity",
+    "bits_per_byte": "bits per byte",
+    "nll": "nats per token",
+}
+ORDER = tuple(UNITS)
 KNOWN = 0.9  # of the loss of a model that knows nothing: an untrained model comes near it, never below this
 GAIN = 0.01  # of the loss before: pairing sees far smaller gains, which nobody would call learned
 WORDS = ("learned", "known before", "forgotten", "not learned", "not judged", "waiting")

@@ -10,6 +10,7 @@ from holdfast.data.sources import (  # noqa: F401 (importing them registers them
     hub,
     pydocs,
     stdlib,
+    suites,
 )
 from holdfast.data.sources.user import root_source, user_source
 from holdfast.errors import UserError
@@ -32,7 +33,7 @@ def find_source(name: str, data: DataConfig) -> Source:
         target = datasets.get(name)
         source: Source = target() if isinstance(target, type) else target
         return source
-    found = root_source(name, data)
+    found = suites.task_file_source(name) or root_source(name, data)
     if found is not None:
         return found
     known = sorted({*data.sources, *datasets.names(), *_folders(data)})
