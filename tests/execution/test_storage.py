@@ -2,7 +2,12 @@
 
 import errno
 import os
+import resource
+import subprocess
+import sys
 import threading
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,7 @@ import numpy as np
 import pytest
 
 from holdfast.errors import RunError
+from holdfast.execution import checkpoints
 from holdfast.execution.checkpoints import CheckpointStore, list_checkpoints, unusable_checkpoints
 from holdfast.execution.storage import Patience, disk_reason, failed_line, gave_up, unreachable
 
@@ -211,3 +217,41 @@ def test_limits_of_handles_and_memory_are_named_and_no_fault_of_the_disk(monkeyp
     found = failed_line(ModuleNotFoundError("No module named 'jaxlib'"))  # as an import without handles fails
     assert found is not None
     assert "may not open more files" in found
+
+
+def test_what_orbax_was_still_reading_when_it_failed_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda trouble: shown.append(str(trouble.exc_value)))
+    checkpoints._quiet_orbax.cache_clear()
+    checkpoints._quiet_orbax()
+    for file in ("packages/orbax/checkpoint/reading.py", "own/reading.py"):
+        made: dict[str, Any] = {}
+        text = f"async def read():\n    try:\n        await wait()\n    finally:\n        raise ValueError({file!r})\n"
+        made["wait"] = _forever
+        exec(compile(text, file, "exec"), made)
+        reading = made["read"]()
+        reading.send(None)
+        del reading  # closed by the garbage collection, where it raises
+    checkpoints._quiet_orbax.cache_clear()
+    assert shown == ["own/reading.py"]
+
+
+@types.coroutine
+def _forever() -> Iterator[None]:
+    while True:
+        yield
+
+
+def test_too_little_address_space_is_one_line_and_no_hang(tmp_path: Path) -> None:
+    """With 230 MB OpenBLAS waited for ever while NumPy was imported."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (230 << 20, 230 << 20))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "prepare", "nothing.yaml"],
+        cwd=tmp_path, preexec_fn=limited, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("failed: there is too little memory: this process may have 230 MB, and needs 384 MB")

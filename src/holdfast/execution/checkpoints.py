@@ -243,7 +243,7 @@ def _quiet_orbax() -> None:
     """Keep Orbax from printing what it raises anyway.
 
     It warns of what we ask it for, logs every error, and after one TensorStore still answers to an event loop that
-    Orbax has closed.
+    Orbax has closed. What else it was reading then fails where nobody waits for it.
     """
     from absl import logging as absl_logging
 
@@ -252,7 +252,9 @@ def _quiet_orbax() -> None:
     shown = sys.unraisablehook
 
     def hook(trouble: "sys.UnraisableHookArgs") -> None:
-        if str(trouble.exc_value) != "Event loop is closed":
+        code = getattr(trouble.object, "cr_code", None)  # of a coroutine
+        left = code is not None and "orbax" in Path(code.co_filename).parts
+        if not left and str(trouble.exc_value) != "Event loop is closed":
             shown(trouble)
 
     sys.unraisablehook = hook

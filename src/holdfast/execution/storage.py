@@ -52,6 +52,7 @@ _NOT_THE_FILE = {
 _ALSO_NETWORK = {errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT}
 _NUMBER = re.compile(r"(?:OS error |os_error_code=')(\d+)")  # as the versions of TensorStore write it
 LONGEST_PAUSE = 5.0
+SMALLEST_ADDRESS_SPACE = 384 << 20  # with which the libraries can be imported, with room for a small store
 
 
 def disk_reason(error: BaseException | None) -> str | None:
@@ -98,6 +99,27 @@ def failed_line(error: BaseException) -> str | None:
     """What to tell the user when a disk, or a limit, is why this was raised; None for any other error."""
     reason = unreachable(error) or _limit_reached()
     return None if reason is None else f"failed: {reason}: {' '.join(str(error).split())[:300]}"
+
+
+def check_address_space() -> None:
+    """Refuse to start in less memory (`ulimit -v`) than it takes to import what a command needs.
+
+    Below that, OpenBLAS fails while NumPy is imported: in lines of its own, or by waiting without end. So this comes
+    before NumPy. Where there is a limit, OpenBLAS also gets one thread, since each takes tens of megabytes for itself.
+    """
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if allowed == resource.RLIM_INFINITY:
+        return
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if allowed < SMALLEST_ADDRESS_SPACE:
+        raise RunError(
+            f"{_REASONS[errno.ENOMEM]}: this process may have {allowed >> 20} MB, and needs "
+            f"{SMALLEST_ADDRESS_SPACE >> 20} MB to start: raise the limit (`ulimit -v`)"
+        )
 
 
 def _limit_reached() -> str | None:
