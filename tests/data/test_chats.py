@@ -292,6 +292,10 @@ def test_rows_with_a_text_stay_texts(tmp_path: Path) -> None:
     assert find_source("mine", data).kind == "text"
     data = user(tmp_path, path=str(tmp_path / "both.jsonl"), messages="conversations")
     assert find_source("mine", data).kind == "chat"
+    data = user(tmp_path, path=str(tmp_path / "both.jsonl"), text="body")
+    context = SourceContext(data)
+    assert not list(find_source("mine", data).documents("train", context))
+    assert context.broken.examples["missing field"][0]["detail"].endswith("; for chats set messages: conversations")
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,8 @@ def _looked_up(row: JsonView, name: str) -> Any:
 
 def _there(row: JsonView, name: str, value: Any) -> Any:
     if value is None:
-        raise BrokenRowError("missing field", f"{name} (the row has {', '.join(map(str, row)) or 'nothing'})")
+        chat = next((f"; for chats set messages: {key}" for key in ("messages", "conversations") if key in row), "")
+        raise BrokenRowError("missing field", f"{name} (the row has {', '.join(map(str, row)) or 'nothing'}){chat}")
     return value
 
 
