@@ -141,7 +141,7 @@ def test_two_tasks_run_to_the_end_as_one_process_with_two_devices_does(cluster: 
 
 @pytest.mark.parametrize("partition", ["normal", "patient"])
 def test_a_run_that_is_pushed_out_is_queued_again_and_ends_the_same(
-    partition: str, cluster: Cluster, unbroken: Path, env: dict[str, str]
+    partition: str, cluster: Cluster, unbroken: Path
 ) -> None:
     """At once in the one partition; in the other SLURM gives a grace time, in which the job itself must be quick."""
     cluster.holdfast("submit", "tiny.yaml", "--time", "10", "--tasks-per-node", "1", "--cpus-per-task", "2",
@@ -154,12 +154,10 @@ def test_a_run_that_is_pushed_out_is_queued_again_and_ends_the_same(
     log = cluster.holdfast("queue", "logs")
     assert "stopped by SIGTERM at step" in log
     assert ("queued again to go on" in log) == (partition == "patient")
-    killing.assert_identical(unbroken, cluster.run_dir(), env, cluster.folder)
+    killing.assert_identical(unbroken, cluster.run_dir())
 
 
-def test_a_run_whose_time_is_over_is_queued_again_and_ends_the_same(
-    cluster: Cluster, unbroken: Path, env: dict[str, str]
-) -> None:
+def test_a_run_whose_time_is_over_is_queued_again_and_ends_the_same(cluster: Cluster, unbroken: Path) -> None:
     """SLURM counts limits in minutes and looks at them twice a minute: the signal comes after 30 to 60 seconds."""
     cluster.holdfast("submit", "tiny.yaml", "--time", "1", "--grace", "30", seconds=0.5)
     cluster.until(lambda: "stopped by SIGUSR1 at step" in cluster.holdfast("queue", "logs"))
@@ -167,7 +165,7 @@ def test_a_run_whose_time_is_over_is_queued_again_and_ends_the_same(
     subprocess.run(["scontrol", "update", f"JobId={cluster.job()['JobId']}", "TimeLimit=30"], check=True)
     cluster.until(cluster.ended)
     cluster.assert_finished(restarts=1)
-    killing.assert_identical(unbroken, cluster.run_dir(), env, cluster.folder)
+    killing.assert_identical(unbroken, cluster.run_dir())
 
 
 def test_a_sweep_is_an_array_whose_runs_compare_groups(cluster: Cluster) -> None:

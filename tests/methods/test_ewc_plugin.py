@@ -164,13 +164,12 @@ def test_on_four_devices_it_is_killed_and_goes_on(tmp_path: Path) -> None:
     whole = run(str(tmp_path / "whole"))
     assert whole.wait() == 0, whole.stderr.read() if whole.stderr else ""
     stopped, run_dir = run(str(tmp_path / "stopped")), tmp_path / "stopped" / "general" / "default" / "run"
-    while stopped.poll() is None and killing.last_step(run_dir) < 9:
-        pass
+    killing.wait_for(stopped, run_dir, 9)
     stopped.kill()
     stopped.wait()
     again = run(str(tmp_path / "stopped"))
     assert again.wait() == 0
-    killing.assert_identical(tmp_path / "whole" / "general" / "default" / "run", run_dir, env, tmp_path)
+    killing.assert_identical(tmp_path / "whole" / "general" / "default" / "run", run_dir)
 
 
 def _sources() -> str:

@@ -62,8 +62,7 @@ def test_four_devices_are_one_device(whole: dict[int, Path]) -> None:
     assert one[-1]["loss"] < 0.9 * one[-1]["ce"], "tokens weigh less than 1"
 
 
-@pytest.mark.parametrize("devices", MESHES)
-@pytest.mark.parametrize("step", [6, 8])
+@pytest.mark.parametrize(("devices", "step"), [(1, 8), (4, 6)])
 def test_a_stopped_run_goes_on_to_the_same_end(
     devices: int, step: int, whole: dict[int, Path], folder: Path, tmp_path: Path
 ) -> None:
@@ -74,7 +73,6 @@ def test_a_stopped_run_goes_on_to_the_same_end(
         if info.step > step:
             shutil.rmtree(info.path)
     finish(folder, tmp_path, devices)
-    env = killing.environment(folder / "cache", devices)
-    killing.assert_identical(whole[devices], run_dir, env, tmp_path)
-    temperature = killing.final_arrays(run_dir, env, tmp_path / "final.npz")["['memory']['flow']['temperature']"]
+    killing.assert_identical(whole[devices], run_dir)
+    temperature = killing.final_arrays(run_dir)["['memory']['flow']['temperature']"]
     assert 0 < temperature < np.inf

@@ -150,7 +150,7 @@ def test_it_trains_fades_anchors_resumes_evaluates_generates_and_shards(tmp_path
     killed.send_signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
     subprocess.run([*run, str(tmp_path / "killed")], env=env, check=True, capture_output=True)
-    killing.assert_identical(whole, folder, env, tmp_path)
+    killing.assert_identical(whole, folder)
 
     found = json.loads(said(env, "eval", str(whole), "--tasks", "lists", "--json"))
     assert found["lists"]["measures"]["nll"] > 0

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+import orbax.checkpoint as ocp
 
 COMMAND = [sys.executable, "-m", "holdfast"]
 
@@ -47,6 +49,12 @@ def last_step(run_dir: Path) -> int:
         except ValueError:
             continue
     return 0
+
+
+def wait_for(process: subprocess.Popen[Any], run_dir: Path, step: int) -> None:
+    """Wait until a run has recorded a step, or has ended; without taking a core from it."""
+    while process.poll() is None and last_step(run_dir) < step:
+        time.sleep(0.005)
 
 
 def kill_at_random(config: Path, out: Path, env: dict[str, str], times: int, seed: int, total_steps: int) -> int:
@@ -86,31 +94,21 @@ def losses(run_dir: Path) -> dict[int, float]:
     return found
 
 
-READ_STATE = """
-import sys, numpy as np, orbax.checkpoint as ocp, jax
-reader = ocp.PyTreeCheckpointer()
-shapes = reader.metadata(sys.argv[1]).item_metadata.tree
-as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
-tree = reader.restore(sys.argv[1], restore_args=as_numpy)
-flat = jax.tree_util.tree_flatten_with_path(tree)[0]
-np.savez(sys.argv[2], **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in flat})
-"""
-
-
-def final_arrays(run_dir: Path, env: dict[str, str], target: Path) -> dict[str, "np.ndarray"]:
+def final_arrays(run_dir: Path, *_: object) -> dict[str, "np.ndarray"]:
     """Every array of the newest checkpoint, read without the devices that wrote it."""
     newest = max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
     state = run_dir / "checkpoints" / str(newest) / "state"
-    subprocess.run([sys.executable, "-c", READ_STATE, str(state), str(target)], env=env, check=True)
-    with np.load(target) as arrays:
-        return dict(arrays)
+    reader = ocp.PyTreeCheckpointer()
+    shapes = reader.metadata(state.resolve()).item_metadata.tree
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+    flat, _ = jax.tree_util.tree_flatten_with_path(reader.restore(state.resolve(), restore_args=as_numpy))
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in flat}
 
 
-def assert_identical(first: Path, second: Path, env: dict[str, str], scratch: Path) -> None:
+def assert_identical(first: Path, second: Path, *_: object) -> None:
     """Losses, final parameters and scores of two runs are equal to the last bit."""
     assert losses(first) == losses(second)
-    one = final_arrays(first, env, scratch / "first.npz")
-    two = final_arrays(second, env, scratch / "second.npz")
+    one, two = final_arrays(first), final_arrays(second)
     assert one.keys() == two.keys()
     for name in one:
         assert one[name].tobytes() == two[name].tobytes(), name

@@ -249,12 +249,12 @@ def test_kills_at_random_instants_change_nothing(tmp_path: Path) -> None:
     config.write_text(CONFIG)
     env = killing.environment(tmp_path / "cache")
     whole = killing.finish(config, tmp_path / "whole", env)
-    killed = killing.kill_at_random(config, tmp_path / "killed", env, times=6, seed=7, total_steps=120)
-    assert killed >= 4
+    killed = killing.kill_at_random(config, tmp_path / "killed", env, times=3, seed=7, total_steps=120)
+    assert killed >= 2
     resumed = killing.finish(config, tmp_path / "killed", env)
     assert len(killing.losses(whole)) == 120
-    killing.assert_identical(whole, resumed, env, tmp_path)
-    held = killing.final_arrays(whole, env, tmp_path / "held.npz")
+    killing.assert_identical(whole, resumed)
+    held = killing.final_arrays(whole)
     assert all("lora" in name for name in held if "'params'" in name)
 
 

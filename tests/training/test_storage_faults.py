@@ -109,7 +109,7 @@ class Trial:
     """One run on a disk, from the first process to the last."""
 
     def __init__(self, folder: Path, disk: Disk, cache: Path) -> None:
-        self.config, self.scratch = folder / "config.yaml", folder
+        self.config = folder / "config.yaml"
         self.config.write_text(CONFIG)
         self.disk, self.env = disk, killing.environment(cache)
         self.run_dir = disk.place / "general" / "default" / "run"
@@ -155,7 +155,7 @@ def test_a_run_goes_on_when_its_disk_is_well_again(fault: str, trial: Trial, unb
     assert process.returncode == 0, errors.decode()[-3000:]
     assert "Traceback" not in errors.decode()
     assert len(killing.losses(trial.run_dir)) == STEPS
-    killing.assert_identical(unbroken, trial.run_dir, trial.env, trial.scratch)
+    killing.assert_identical(unbroken, trial.run_dir)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -173,7 +173,7 @@ def test_a_run_that_its_disk_stops_says_so_in_one_line_and_resumes(fault: str, t
     assert reason in failed[0]
     assert "Traceback" not in errors.decode()
     assert "resumed at step" in trial.resume()
-    killing.assert_identical(unbroken, trial.run_dir, trial.env, trial.scratch)
+    killing.assert_identical(unbroken, trial.run_dir)
 
 
 def test_a_run_on_a_read_only_disk_does_not_start(trial: Trial) -> None:
@@ -209,7 +209,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(
     assert f"checkpoint {steps[-1]} " in said
     assert "skipped: " in said
     assert f"resumed at step {steps[-2]} of {STEPS}" in said
-    killing.assert_identical(unbroken, trial.run_dir, trial.env, trial.scratch)
+    killing.assert_identical(unbroken, trial.run_dir)
 
 
 def test_preparation_that_fills_its_disk_goes_on_where_there_is_room_again(
