@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import environments, figures, methods, page, speed
+from benchmarks import environments, families, figures, methods, page, speed
 from benchmarks.shapes import SHAPES, TINY, options, write_corpus
 from benchmarks.workers import Worker, WorkerError, in_turns
 
@@ -175,3 +175,12 @@ def test_ratios_are_shown_beside_their_limits() -> None:
     assert "| ewc | 1.060 (0.010) | at most 1.1 | kept |" in shown
     assert "| mine | 1.060 (0.010) |  |  |" in shown
     assert "| osf | missing: refused | | |" in shown
+
+
+def test_families_are_shown_beside_a_dense_model() -> None:
+    found = {"ratio": 1.2, "spread": 0.1, "parameters": 30_000_000, "active": 11_000_000}
+    result = {"dense_seconds": 0.5, "dense_parameters": 11_000_000, "ratios": {"moe": found, "hybrid": found}}
+    shown = families.family_table(result)
+    assert "dense decoder of 11.0M parameters: 0.500 s a step" in shown
+    assert "| moe | 30.0M, 11.0M | 1.200 (0.100) | at most 1.3 | kept |" in shown
+    assert "| hybrid | 30.0M, 11.0M | 1.200 (0.100) |  |  |" in shown

@@ -171,4 +171,4 @@ def test_every_mesh_gives_the_values_of_one_device() -> None:
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("\n") == 2 * len(MODELS)
+    assert done.stdout.count("\n") == 2
