@@ -12,5 +12,6 @@ def run(bench: Bench) -> dict[str, Any]:
     """The share of the loop's time that is lost with a checkpoint every 50 steps of the small shape."""
     found = one_shot("checkpoint_costs", {"config": bench.options("small"), "rounds": bench.rounds})
     steps = INTERVAL * found["step_seconds"]
-    shares = {"share": found["lost_seconds"] / steps, "checksum_share": found["checksum_seconds"] / steps}
+    sums = found["checksum_cpu_seconds"] / (INTERVAL * found["step_cpu_seconds"])
+    shares = {"share": found["lost_seconds"] / steps, "checksum_share": sums}
     return {**found, "interval": INTERVAL, **shares}
