@@ -480,3 +480,12 @@ def test_masks_are_whole_numbers_of_tokens() -> None:
     assert mask is not None
     assert tokenizer.decode(flat[mask == 1]) == " yes"
     assert int(records["prompt"][0]) == int(np.flatnonzero(mask)[0])
+
+
+def test_a_character_of_several_tokens_is_in_the_loss_as_a_whole() -> None:
+    tokenizer = load_tokenizer(HERE / "bytelevel", eot="<eos>")
+    text = "say 🦀 twice"
+    flat, _, mask = encode_documents([Document("0", prompt="x", rendered=text, spans=((4, 5),))], tokenizer)
+    assert mask is not None
+    assert mask.sum() > 1
+    assert tokenizer.decode(flat[mask == 1]).strip() == "🦀"
