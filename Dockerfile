@@ -12,9 +12,9 @@ ARG EXTRAS=board,figures
 COPY constraints.txt /tmp/constraints.txt
 RUN --mount=from=build,source=/wheels,target=/wheels \
     pip install --no-cache-dir -c /tmp/constraints.txt "$(echo /wheels/holdfast-*.whl)[${EXTRAS}]" && rm /tmp/constraints.txt
-# Whoever runs it writes runs that are theirs: any user may use the home, where prepared data is kept.
-RUN useradd --create-home holdfast && mkdir /work && chmod 777 /work /home/holdfast
-ENV HOME=/home/holdfast
+# Whoever runs it writes runs that are theirs: any user may write in the home, where prepared data is kept.
+RUN useradd --home-dir /cache --create-home holdfast && mkdir /work && chmod 777 /work /cache
+ENV HOME=/cache
 USER holdfast
 WORKDIR /work
 ENTRYPOINT ["holdfast"]
