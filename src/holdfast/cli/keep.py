@@ -111,7 +111,7 @@ def _keep(asked: Asked, name: str, root: Path, *, strict: bool) -> int:
         run = read_config(path, []).resolved()
     else:
         run = _configured(asked, run_dir)
-    from holdfast.evaluation.budgets import exit_code
+    from holdfast.evaluation.budgets import exit_code, judged_by
     from holdfast.execution import ExecutionSpec
     from holdfast.report import write_report
     from holdfast.report.run_files import read_results
@@ -122,7 +122,7 @@ def _keep(asked: Asked, name: str, root: Path, *, strict: bool) -> int:
     if code:
         return code
     folder = _exported(run, run_dir)
-    results = read_results(run_dir)
+    results = judged_by(asked.budget, read_results(run_dir))
     new = run.curriculum.stages[-1].mixture[0].name
     print()
     for sentence in sentences(results, run_dir, new, folder):
@@ -142,7 +142,7 @@ def _check_same(asked: Asked, path: Path) -> None:
 
 def _configured(asked: Asked, run_dir: Path) -> "ResolvedRun":
     """Choose the options, show them with their reasons, and keep them as a config in the run's folder."""
-    from holdfast.analysis.continuation import JOB, config_values, defaults
+    from holdfast.analysis.continuation import JOB, config_values, defaults, steered
     from holdfast.cli.configs import job_config, read_config
     from holdfast.cli.configure import only_changed
     from holdfast.config import to_yaml
@@ -153,7 +153,8 @@ def _configured(asked: Asked, run_dir: Path) -> "ResolvedRun":
     data = _data_options(asked, new, old)
     facts = _facts(asked, spec, _sizes(data, tokenizer, new, old))
     chosen = defaults(facts)
-    _show(chosen.choices)
+    choices = (*chosen.choices, steered(asked.budget, old).choice)
+    _show(choices)
     if exported is not None and not (run_dir / START).exists():
         from holdfast.analysis.export import export_run
 
@@ -162,7 +163,7 @@ def _configured(asked: Asked, run_dir: Path) -> "ResolvedRun":
     made = job_config(JOB, values, list(asked.overrides))
     run = made.resolved()
     text = to_yaml(only_changed(made, ()), made.classes, JOB)
-    reasons = "\n".join(f"# {each.name}: {each.value} ({each.reason})" for each in chosen.choices)
+    reasons = "\n".join(f"# {each.name}: {each.value} ({each.reason})" for each in choices)
     path = run_dir / CONFIG
     head = f"# {asked.line}\n# wrote this. To change it, edit a copy and `holdfast run` that."
     write_atomically(path, f"{head}\n{reasons}\n{text}")

@@ -64,6 +64,18 @@ def verdict(limit: float, judged: JsonView | None) -> str:
     return KEPT if judged["high"] <= limit else BROKEN if judged["low"] > limit else UNDECIDED
 
 
+def judged_by(limit: float, results: JsonView) -> Json:
+    """Results whose budgets are judged by another limit than the run was steered by.
+
+    >>> found = {"keep": {"budgets": [{"limit": 0.03, "judged": {"low": 0.031, "high": 0.04}, "verdict": "broken"}]}}
+    >>> judged_by(0.05, found)["keep"]["budgets"][0]["verdict"]
+    'kept'
+    """
+    kept = results.get("keep", {})
+    budgets = [{**each, "limit": limit, "verdict": verdict(limit, each["judged"])} for each in kept.get("budgets", ())]
+    return {**results, "keep": {**kept, "budgets": budgets}}
+
+
 def told(found: JsonView, certificates: Sequence[JsonView]) -> str:
     """What became of a budget, in a sentence.
 
