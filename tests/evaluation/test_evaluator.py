@@ -118,7 +118,7 @@ def test_tasks_of_the_users_own(tmp_path: Path, tiny: Tiny) -> None:
     assert 1 <= found.count < 12
     assert found.chance == 0.5
     assert set(found.per_class) <= {"yes", "no"}
-    with pytest.raises(ConfigError, match="plain text"):
+    with pytest.raises(ConfigError, match="it is text or chats"):
         find_task("plain", data)
 
 

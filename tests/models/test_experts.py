@@ -153,11 +153,10 @@ def test_a_folder_of_experts_is_of_their_family(tmp_path: Path) -> None:
         ({"preset": "tiny-moe", "moe": {"balance": "luck"}}, "architecture/moe/balance"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(values: dict, message: str) -> None:
-    if "wrong-moe" not in registry.models:
-        registry.models.register("wrong-moe")(
-            {"n_layers": 1, "n_embd": 8, "n_head": 1, "family": "moe", "moe/speed": 3}
-        )
+def test_what_cannot_be_meant_is_refused(values: dict, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "tiny-moe" in registry.models
+    monkeypatch.setattr(registry.models, "_entries", dict(registry.models._entries))
+    registry.models.register("wrong-moe")({"n_layers": 1, "n_embd": 8, "n_head": 1, "family": "moe", "moe/speed": 3})
     with pytest.raises(ConfigError, match=message):
         tiny.resolved("gpt/train/pretrain", {"architecture": values})
 

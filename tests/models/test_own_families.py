@@ -86,6 +86,7 @@ def test_no_token_sees_a_later_one_or_another_text(given: Given) -> None:
     assert (influence[11:17] > 0).all()
 
 
+@pytest.mark.slow
 def test_a_packed_text_has_the_states_that_it_has_alone(given: Given) -> None:
     model, params, tokens = given
     segments, positions = jnp.asarray([[1] * 11 + [2] * 13] * 3), jnp.asarray([[*range(11), *range(13)]] * 3)
@@ -128,6 +129,7 @@ def test_states_in_chunks_are_the_plain_recurrence() -> None:
         np.testing.assert_allclose(last, state, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["moe-bias", "hybrid"])
 def test_a_killed_run_goes_on_to_the_same_bits_and_adapters_train_alone(name: str, tmp_path: Path) -> None:
     family, options, own = MODELS[name]

@@ -41,7 +41,7 @@ def keep_command(
     out: Out = Path("runs"),
     strict: Strict = False,
 ) -> None:
-    """Teach a model that exists something new, and keep what it knows.
+    """Teach a model something new, and keep what it knows.
 
     Chooses the options, says why, and writes them as a config. Then measures, trains within the budget, measures again,
     and writes a report and a folder that transformers loads. The same command again goes on.

@@ -62,7 +62,7 @@ def profile_command(
 def selftest_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print all checks as JSON, to send to somebody.")] = False,
 ) -> None:
-    """Check this machine: kernels, collectives, checkpoints, exactness.
+    """Check the devices of this machine, and how exact they are.
 
     About two minutes on whatever devices JAX finds. Attention kernels against the plain formula, collectives, a short
     run twice, a checkpoint and back, the mesh against one device, tokens a second. Exits with 1 if something is wrong.

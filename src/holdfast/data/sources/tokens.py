@@ -168,7 +168,7 @@ def _splits(pattern: str, matches: Matches, asked: bool) -> Splits:
     path = Path(pattern).expanduser()
     if (saved := saved_splits(path)) is not None:
         return saved
-    if path.with_name(path.name + ".idx").is_file() and path.with_name(path.name + ".bin").is_file():
+    if path.name and path.with_name(path.name + ".idx").is_file() and path.with_name(path.name + ".bin").is_file():
         return {"train": [path.with_name(path.name + ".bin")]}
     if path.suffix == ".idx":
         return {"train": [path.with_suffix(".bin")] if path.with_suffix(".bin").is_file() else []}
