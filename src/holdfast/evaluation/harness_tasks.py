@@ -47,11 +47,17 @@ def is_harness(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-def harness_task(name: str, config: EvaluationConfig, path: str) -> HarnessTask:
-    """The task of that name; a missing extra, folder or task is an error that names the config path."""
+def check_folder(config: EvaluationConfig) -> None:
+    """Refuse a folder of task definitions that is not there, also where no task asks for it yet."""
     folder = config.harness_include_path
     if folder is not None and not Path(folder).expanduser().is_dir():
         raise ConfigError(FOLDER_PATH, folder, "a folder with task definitions (YAML) that is there")
+
+
+def harness_task(name: str, config: EvaluationConfig, path: str) -> HarnessTask:
+    """The task of that name; a missing extra, folder or task is an error that names the config path."""
+    check_folder(config)
+    folder = config.harness_include_path
     task = HarnessTask(name, folder, config.harness_num_fewshot)
     known = task_manager(task, at=f"{path}: {name}").all_tasks
     if task.task not in known:

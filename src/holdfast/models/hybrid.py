@@ -45,6 +45,16 @@ class HybridConfig:
         help="tokens that training computes at once, between two states; null: 64",
     )
 
+    def __post_init__(self) -> None:
+        if self.layers is not None:
+            check_layers(self.layers)
+
+
+def check_layers(layers: str) -> None:
+    """Refuse a pattern of other letters."""
+    if not layers or set(layers) - {ATTENTION, STATE}:
+        raise ConfigError("architecture/hybrid/layers", layers, "letters a and s", "one for each layer, such as sssa")
+
 
 @dataclass(frozen=True)
 class HybridSpec(ModelSpec):
@@ -109,10 +119,7 @@ class HybridFamily(TransformerFamily[HybridSpec]):
         own = own_values(name, architecture, options)
         own.setdefault("n_state", max(1, base.head_dim // 2))
         spec = HybridSpec(**{**dataclasses.asdict(base), **own})
-        if not spec.layers or set(spec.layers) - {ATTENTION, STATE}:
-            raise ConfigError(
-                "architecture/hybrid/layers", spec.layers, "letters a and s", "one for each layer, such as sssa"
-            )
+        check_layers(spec.layers)
         if architecture.scan_layers:
             raise ConfigError("architecture/scan_layers", True, "false: the layers of a hybrid differ", "leave it null")
         return decoder(dataclasses.replace(spec, scan_layers=False))

@@ -20,6 +20,7 @@ from holdfast.data.sampling import DatasetStyle
 from holdfast.data.sources import find_source
 from holdfast.data.tokenizers import Tokenizer, model_vocab_size
 from holdfast.errors import ConfigError, UserError
+from holdfast.evaluation.harness_tasks import check_folder
 from holdfast.evaluation.tasks import find_task
 from holdfast.execution.checkpoints import named_checkpoint
 from holdfast.methods import MethodConfig, StageFacts
@@ -161,7 +162,8 @@ def resolve_options(
     vocab_size = tokenizer.vocab_size if architecture.source else model_vocab_size(tokenizer)
     with _at("architecture/from") if architecture.source else contextlib.nullcontext():
         name = chosen_family(architecture, _family_of(job, declared_by))
-    own = options.plugin(registry.families, name)
+    # All of them, so that a wrong value is named also where its family is not the one in use.
+    own = {each: options.plugin(registry.families, each) for each in registry.families}.get(name)
     model = resolve_model(name, architecture, own, block_size=curriculum.block_size, vocab_size=vocab_size)
     trainable = trainable_for(options.optim.freeze, options.optim.lora, model)
     return ResolvedRun(job, options, curriculum, tokenizer, model, trainable, declared_by)
@@ -230,6 +232,7 @@ def check_data(options: RunOptions, curriculum: Curriculum) -> None:
     for source in curriculum.datasets:
         with _at(curriculum.spelling.data.format(curriculum.home(source))):
             find_source(source.name, options.data)
+    check_folder(options.evaluation)
     for index, name in enumerate(options.trainer.evaluations):
         find_task(name, options.data, evaluation=options.evaluation, path=f"eval/evaluations/{index}")
     for index, name in enumerate(options.evaluation.held_out):
