@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import checkpoints, command, data, families, growth, methods, packing, page, speed, start
+from benchmarks import checkpoints, chips, command, data, families, growth, methods, packing, page, speed, start
 from benchmarks.bench import OUT, Bench, say
 from benchmarks.figures import figure_table, judged, shape_table
 from benchmarks.shapes import SHAPES
@@ -29,7 +29,11 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "growth": growth.run,
 }
 # Parts that a whole run leaves out.
-ASKED_FOR: dict[str, Callable[[Bench], dict[str, Any]]] = {"methods": methods.run, "families": families.run}
+ASKED_FOR: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "methods": methods.run,
+    "families": families.run,
+    "chips": chips.run,
+}
 
 
 def main() -> None:

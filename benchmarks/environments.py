@@ -10,10 +10,13 @@ from pathlib import Path
 
 # Exactly these: other versions of torch bring gigabytes of CUDA.
 TORCH = ("torch==2.13.0", "numpy==2.4.6", "safetensors==0.8.0")
+LEVANTER_VERSION, LIBTPU_VERSION = "1.2.dev1644", "0.0.42.1"
+LEVANTER = (f"levanter=={LEVANTER_VERSION}", "haliax==1.4.dev453", "gitpython", "chex", "jax==0.10.2")
 REQUIREMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "torch": (TORCH,),
     "transformers": (TORCH, ("transformers==5.22.2",)),
-    "levanter": (("levanter==1.2.dev1644", "haliax==1.4.dev453", "gitpython", "chex", "jax==0.10.2"),),
+    "levanter": (LEVANTER,),
+    "levanter-tpu": ((*LEVANTER, f"libtpu=={LIBTPU_VERSION}"),),  # compiles for TPUs; none is needed
 }
 STAMP = "complete"
 

@@ -3,60 +3,71 @@
     python -m benchmarks.keep --minutes 30      # runs what has no row yet, for about so long
     python -m benchmarks.keep --summary         # what the rows say
 
-Two curricula, 20 seeds, budgets of 0.02, 0.05 and 0.15 bits per byte; the same runs without a budget, which say where
-one is exceeded at all; five fixed weights of the KL on old rows on other seeds, for what new loss a fixed weight would
-cost; and budgets on the model's own samples. Rows of `benchmarks/results/keep.csv` are final: what has its row is not
-run again.
+Two curricula, 20 seeds, budgets of 0.02, 0.05 and 0.15 bits per byte; the same new data without replay and budget,
+which says where one is exceeded at all; five fixed weights of the KL on old rows on other seeds, for what new loss a
+fixed weight would cost; and budgets on the model's own samples, judged on fresh ones. Rows of
+`benchmarks/results/keep.csv` are final: what has its row is not run again.
+
+The model is tiny, so that 20 seeds fit an hour of two cores; it is trained on the old data once, and all seeds go on
+from it. Documents of both splits of the old data are mixed and split anew, at random: the given validation split of
+tinystories is of another kind than its train split (longer stories, half as many "Once upon a time"), and budgets
+promise something of the rows that they are measured on.
 """
 
 import argparse
 import csv
+import functools
 import json
+import math
+import random
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.bench import SHARED
 from holdfast.cli.configs import job_config
 from holdfast.evaluation.budgets import held_out_rise
 from holdfast.execution import ExecutionSpec
-from holdfast.training.run import start_run
+
+if TYPE_CHECKING:
+    from holdfast.training.base import Trainer
 
 RESULTS = Path(__file__).parent / "results" / "keep.csv"
-JOB = "continual/train/abcd_kl"
+JOB, FIRST_JOB = "continual/train/abcd_kl", "gpt/train/pretrain"
 BUDGETS = (0.02, 0.05, 0.15)
 WEIGHTS = (0.1, 0.3, 1.0, 3.0, 10.0)
 SEEDS, OTHER_SEEDS = tuple(range(20)), (100, 101)
-BATCH, BLOCK = 16, 128
+BATCH, BLOCK, STEPS = 16, 64, 300
+ARCHITECTURE = {"n_layers": 2, "n_embd": 32, "n_head": 2, "block_size": BLOCK}
+LATER = {"fixed": 2, "self": 6}  # rounds of seeds that other arms are ahead
+FRESH_SAMPLES, FRESH_SEED = 128, 12_345
 
 
 class Curriculum(NamedTuple):
-    """What is learned after what, from which model."""
+    """What is learned after what.
+
+    Args:
+        lr: of the new data.
+        held_out: documents of the old data that judge.
+        replayed: documents of the old data that are replayed; the first model has seen all others too.
+        num_chars: that held-out and replayed documents are cut to.
+    """
 
     old: str
     new: str
-    steps: int
     lr: float
-    before: int  # steps on the old data first
-    architecture: dict[str, Any]
+    held_out: int
+    replayed: int
+    num_chars: int
 
 
 CURRICULA = {
-    "stories": Curriculum(
-        "tinystories",
-        "shakespeare",
-        300,
-        0.0005,
-        1,
-        {"from": str(SHARED / "weights" / "stories260K"), "block_size": BLOCK},
-    ),
-    "speeches": Curriculum(
-        "speeches", "german", 300, 0.001, 300, {"n_layers": 2, "n_embd": 64, "n_head": 4, "block_size": BLOCK}
-    ),
+    "stories": Curriculum("tinystories", "shakespeare", 0.00015, 512, 820, 500),
+    "speeches": Curriculum("speeches", "german", 0.0001, 256, 300, 1200),
 }
 
 
@@ -68,14 +79,13 @@ class Arm(NamedTuple):
     overrides: tuple[str, ...]
 
 
-REPLAY = "training.replay={rate: 0.25}"
-ANCHORED = "training.replay={rate: 0.25, objective: kl}"
-SELF = "training.replay={source: self, rate: 0.25, objective: kl}"
+ANCHORED = "training.replay={rate: 0.5, objective: kl}"
+SELF = "training.replay={source: self, rate: 0.5, objective: kl}"
 
 
 def arms(curriculum: Curriculum) -> Iterator[tuple[Arm, tuple[int, ...]]]:
     """All arms with their seeds, those first that say most."""
-    yield Arm("plain", 0.0, (REPLAY,)), SEEDS
+    yield Arm("plain", 0.0, ()), SEEDS
     for budget in BUDGETS:
         yield Arm("keep", budget, (ANCHORED, f"keep.{curriculum.old}={budget}")), SEEDS
     anchor = ("stages.1.update_reference=true", "optimization.kl={estimator: forward, on: old}")
@@ -85,64 +95,126 @@ def arms(curriculum: Curriculum) -> Iterator[tuple[Arm, tuple[int, ...]]]:
         yield Arm("self", budget, (SELF, f"keep.self={budget}")), SEEDS
 
 
-def options(curriculum: Curriculum, seed: int) -> dict[str, Any]:
-    """The options that all arms of a seed share."""
-    tokens, old, new = BATCH * BLOCK, curriculum.old, curriculum.new
-    pretrained = "from" in curriculum.architecture
+def write_split(curriculum: Curriculum, folder: Path) -> dict[str, dict[str, str]]:
+    """Documents of both splits of the old data, mixed and split anew; sources, as a config has them."""
+    names = ("first", "train", "validation")
+    paths = {split: folder / f"{curriculum.old}-{split}.jsonl" for split in names}
+    if not all(path.exists() for path in paths.values()):
+        folder.mkdir(parents=True, exist_ok=True)
+        given = [SHARED / "data" / curriculum.old / f"{split}.jsonl" for split in ("train", "validation")]
+        texts = [json.loads(line)["text"] for path in given for line in path.read_text("utf-8").splitlines()]
+        random.Random(curriculum.old).shuffle(texts)
+        cut, held_out = [text[: curriculum.num_chars] for text in texts], curriculum.held_out
+        parts = (texts[held_out:], cut[held_out : held_out + curriculum.replayed], cut[:held_out])
+        for path, part in zip(paths.values(), parts, strict=True):
+            path.write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    validation = str(paths["validation"])
     return {
-        "data": {"root": str(SHARED / "data"), "max_leak": 1.0},
-        "stages": [
-            {
-                "tokens": curriculum.before * tokens,
-                "data": [{"name": old, "style": "PMD"}],
-                "lr": 0.0 if pretrained else 1.0,  # a step that changes nothing: the model knows the old already
-            },
-            {"tokens": curriculum.steps * tokens, "data": [{"name": new, "style": "PMD"}], "optimizer": "reset"},
-        ],
-        "training": {"batch_size": BATCH, "seed": seed, "validation_steps": 1024, "validation": False},
-        "optimization": {"lr": curriculum.lr, "schedule": "wsd", "decay_pct": 0.3},
-        "architecture": curriculum.architecture,
-        "eval": {"evaluations": []},
+        curriculum.old: {"path": str(paths["train"]), "validation": validation},
+        "first": {"path": str(paths["first"]), "validation": validation},
+    }
+
+
+def shared_options(curriculum: Curriculum, seed: int, folder: Path) -> dict[str, Any]:
+    """The options of all runs."""
+    return {
+        "data": {"root": str(SHARED / "data"), "sources": write_split(curriculum, folder), "max_leak": 1.0},
+        "tokenizer": {"name": str(SHARED / "weights" / "stories260K" / "tok512.bin")},
+        "training": {"seed": seed, "validation_steps": 100_000, "validation": False},
+        "architecture": ARCHITECTURE,
+        "eval": {"evaluations": [], "batch_size": 128},
         "logging": {"report_interval": 20, "checkpoint_interval": 100_000},
     }
 
 
-def measured(name: str, arm: Arm, seed: int) -> dict[str, Any]:
+@functools.cache
+def first_model(curriculum: Curriculum, folder: Path) -> Path:
+    """The run that has learned the old data, made unless it is there.
+
+    Little more than an epoch: rows that a model knows by heart lose more than its held-out loss does.
+    """
+    values = shared_options(curriculum, 0, folder)
+    values["training"] |= {"batch_size": BATCH, "per_device_batch_size": BATCH, "tokens": 800 * BATCH * BLOCK}
+    values["training"] |= {"dataset": [{"name": "first", "style": "PMD"}], "evaluate": False}
+    values["optimization"] = {"lr": 0.004, "schedule": "wsd"}
+    spec = ExecutionSpec(name=f"first-{curriculum.old}", root=folder)
+    trained(FIRST_JOB, values, (), spec)
+    return spec.run_dir
+
+
+def options(curriculum: Curriculum, seed: int, folder: Path) -> dict[str, Any]:
+    """The options that all arms of a seed share."""
+    tokens, values = BATCH * BLOCK, shared_options(curriculum, seed, folder)
+    values["training"] |= {"batch_size": BATCH, "per_device_batch_size": BATCH}
+    return {
+        **values,
+        "stages": [
+            # A step that changes nothing: the model knows the old already.
+            {"tokens": tokens, "data": [{"name": curriculum.old, "style": "PMD"}], "lr": 0.0},
+            {"tokens": STEPS * tokens, "data": [{"name": curriculum.new, "style": "PMD"}], "optimizer": "reset"},
+        ],
+        "optimization": {"lr": curriculum.lr, "schedule": "wsd", "warmup_pct": 0.2},
+    }
+
+
+def measured(name: str, arm: Arm, seed: int, folder: Path) -> dict[str, Any]:
     """Run an arm to its end in a folder of its own, and what came of it."""
-    curriculum, started = CURRICULA[name], time.monotonic()
-    values, since = options(curriculum, seed), curriculum.before
-    if arm.name == "self" and "from" in curriculum.architecture:
-        # A model that exists replays itself from the first step on: one stage, and the old data only measures.
-        values["stages"], since = values["stages"][1:], 0
-        values["eval"] = {**values["eval"], "held_out": [curriculum.old]}
+    curriculum = CURRICULA[name]
+    first, started = first_model(curriculum, folder), time.process_time()
     scratch = Path(tempfile.mkdtemp(prefix="keep-"))
     try:
-        run_dir = trained(arm.name, values, arm.overrides, scratch)
-        results = json.loads((run_dir / "results.json").read_text())
+        spec = ExecutionSpec(name=arm.name, root=scratch, init_from=str(first))
+        trainer = trained(JOB, options(curriculum, seed, folder), arm.overrides, spec)
+        results = json.loads((spec.run_dir / "results.json").read_text())
         points = results["points"]
-        rise = held_out_rise(curriculum.old, since, run_dir, points)
+        rise = held_out_rise(curriculum.old, 1, spec.run_dir, points)
         assert rise is not None
         steered = results.get("keep", {"certificates": [{}]})["certificates"][-1]
         control = next(iter(steered.get("control", {"": {"rise": None}}).values()))["rise"]
-        train = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-        kept = [record["keep"] for record in train if record.get("keep") and record["kind"] == "train"]
+        records = [json.loads(line) for line in (spec.run_dir / "metrics.jsonl").read_text().splitlines()]
+        kept = [record["keep"] for record in records if record.get("keep") and record["kind"] == "train"]
         return {
             "curriculum": name,
             "arm": arm.name,
             "value": arm.value,
             "seed": seed,
-            "steps": curriculum.steps,
+            "steps": STEPS,
             "lr": curriculum.lr,
             **{end: f"{rise[end]:.5f}" for end in ("rise", "low", "high")},
             "documents": rise["num"],
             "new": f"{points[-1]['scores'][curriculum.new]['bits_per_byte']:.5f}",
             "control": "" if control is None else f"{control:.5f}",
+            "fresh": f"{fresh_drift(trainer):.5f}" if arm.name == "self" else "",
             "alpha": steered.get("alpha", ""),
             "multiplier": f"{next(iter(kept[-1].values()))['multiplier']:.3f}" if kept else "",
-            "seconds": f"{time.monotonic() - started:.0f}",
+            "seconds": f"{time.process_time() - started:.1f}",
         }
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def fresh_drift(trainer: "Trainer") -> float:
+    """KL(snapshot ‖ model) in bits per byte on samples of the snapshot that no run has seen."""
+    import numpy as np
+
+    from holdfast.data.rows import RowArrays
+    from holdfast.evaluation.forward import Runner
+    from holdfast.evaluation.perplexity import padded_row_sums
+    from holdfast.evaluation.scoring import Sums
+    from holdfast.training.self_replay import sample_rows
+    from holdfast.training.step import plain
+
+    state, run = trainer.state, trainer.resolved
+    runner: Runner = Runner(run.model, trainer.topology)
+    reference, params = plain(state, state.reference_params()), plain(state, state.params)
+    sample = functools.partial(sample_rows, seed=FRESH_SEED, temperature=1.0, eot_id=run.tokenizer.eot_id)
+    numbers = np.arange(FRESH_SAMPLES, dtype=np.int32)
+    rows = sample(runner, reference, numbers, vocab_size=run.tokenizer.vocab_size)
+    mask = np.ones((len(rows), rows.shape[1] - 1), np.int32)
+    arrays = RowArrays(rows[:, :-1].copy(), rows[:, 1:].copy(), mask, None, None)  # type: ignore[arg-type]  # one text a row
+    sums = Sums(*runner.call(padded_row_sums, (params, reference), (*arrays,)))
+    num_bytes = run.tokenizer.token_bytes()[rows[:, 1:]].sum()
+    return float(np.sum(sums.kl_forward) / (num_bytes * math.log(2)))
 
 
 def known(results: Path = RESULTS) -> list[dict[str, str]]:
@@ -165,20 +237,26 @@ def append(row: dict[str, Any], results: Path = RESULTS) -> None:
     scratch.replace(results)
 
 
-def trained(name: str, values: dict[str, Any], overrides: Sequence[str], scratch: Path) -> Path:
-    """Run to the end below a folder; returns the run's own."""
-    spec = ExecutionSpec(name=name, root=scratch)
-    code = start_run(job_config(JOB, values, list(overrides)).resolved(), spec)
-    if code:
-        raise SystemExit(code)
-    return spec.run_dir
+def trained(job: str, values: dict[str, Any], overrides: Sequence[str], spec: ExecutionSpec) -> "Trainer":
+    """The trainer of a run that has come to its end; programs that were compiled once are not compiled again."""
+    import jax
+
+    from holdfast.training.run import make_trainer, use_compilation_cache
+
+    run = job_config(job, values, list(overrides)).resolved()
+    use_compilation_cache(run.options.data)
+    # Runs of one kind compile the same programs, of which many are small: together they take seconds of each run.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    trainer = make_trainer(run, spec)
+    trainer.run()
+    return trainer
 
 
 def missing() -> Iterator[tuple[str, Arm, int]]:
-    """What has no row yet: seed by seed, so that a part says something of every budget."""
+    """What has no row yet: seed by seed, so that a part says something of every budget; budgets on real rows first."""
     done = {(row["curriculum"], row["arm"], float(row["value"]), int(row["seed"])) for row in known()}
     wanted = [
-        (seeds.index(seed), name, arm, seed)
+        (seeds.index(seed) + LATER.get(arm.name, 0), name, arm, seed)
         for name, curriculum in CURRICULA.items()
         for arm, seeds in arms(curriculum)
         for seed in seeds
@@ -209,7 +287,7 @@ def _budget_line(found: list[dict[str, str]], plain: dict[str, float], budget: f
         found = [row for row in found if plain.get(row["seed"], -1.0) > budget]  # where it is exceeded without
     if not found:
         return ""
-    column = "rise" if arm == "keep" else "control"
+    column = "rise" if arm == "keep" else "fresh"
     rises = [float(row[column]) for row in found]
     broken, alphas = sum(rise > budget for rise in rises), [float(row["alpha"] or 0) for row in found]
     line = (
@@ -244,6 +322,7 @@ def main() -> None:
     """Run a part of what is missing, or say what is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30, help="no run begins after so long")
+    parser.add_argument("--folder", type=Path, default=Path("runs/benchmarks/keep"), help="of the first models")
     parser.add_argument("--summary", action="store_true", help="only say what the rows say")
     asked = parser.parse_args()
     if not asked.summary:
@@ -253,7 +332,7 @@ def main() -> None:
         for name, arm, seed in missing():
             if time.monotonic() > end:
                 break
-            append(measured(name, arm, seed))
+            append(measured(name, arm, seed, asked.folder.resolve()))
     print(f"{len(known())} rows, {len(list(missing()))} runs are missing")
     print("\n".join(summary()))
 

@@ -5,7 +5,8 @@
 
 stories260K, tinystories → shakespeare. What an arm keeps is the old loss of plain training at the same new loss, read
 off its learning rates seed by seed, minus its own. The ratio of the two arms' means has Fieller's interval over seeds.
-Rows of `benchmarks/results/self_replay.csv` are final.
+Arms without real old rows draw no row of tinystories at all, which only measures. Documents are split as in
+`benchmarks.keep`. Rows of `benchmarks/results/self_replay.csv` are final.
 """
 
 import argparse
@@ -21,43 +22,60 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bench import SHARED
-from benchmarks.keep import CURRICULA, append, known, options, trained
+from benchmarks.keep import CURRICULA, JOB, append, known, shared_options, trained
 from holdfast.evaluation.statistics import student
+from holdfast.execution import ExecutionSpec
 
 RESULTS = Path(__file__).parent / "results" / "self_replay.csv"
 FIELDS = ("arm", "rate", "seed", "steps", "lr", "old", "new", "seconds")
 STORIES = CURRICULA["stories"]
+BATCH, BLOCK, STEPS, LR = 8, 128, 120, 0.001
+HELD_OUT_ROWS = 384
 RATES = (0.1, 0.2, 0.5, 1.0)
 SEEDS = tuple(range(8))
-ANCHOR = (
-    "stages.1.beta=1",
-    "stages.1.update_reference=true",
-    "optimization.kl={estimator: forward, on: old}",
-)
-ARMS = {
-    "real": ("training.replay={rate: 0.25, objective: kl}", *ANCHOR),
-    "self": ("training.replay={source: self, rate: 0.25, objective: kl}", *ANCHOR),
-}
+KL = "optimization.kl={estimator: forward, on: old}"
 
 
-def wanted() -> Iterator[tuple[str, float, int, tuple[str, ...]]]:
+def wanted() -> Iterator[tuple[str, float, int]]:
     """All runs, seed by seed: the frontier of plain training, and both arms."""
     for seed in SEEDS:
-        for rate in RATES:
-            yield "plain", rate, seed, (f"stages.1.lr={rate}",)
-        for arm, overrides in ARMS.items():
-            yield arm, 1.0, seed, overrides
+        yield from (("plain", rate, seed) for rate in RATES)
+        yield from ((arm, 1.0, seed) for arm in ("real", "self"))
 
 
-def measured(arm: str, rate: float, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+def options(arm: str, rate: float, seed: int, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """The options of a run: its config, and what is changed in it."""
+    values, tokens = shared_options(STORIES, seed, folder), BATCH * BLOCK
+    del values["tokenizer"]
+    new = {"tokens": STEPS * tokens, "data": [{"name": STORIES.new, "style": "PMD"}], "optimizer": "reset", "lr": rate}
+    # A step that changes nothing makes real rows old; the model knows them already.
+    old = {"tokens": tokens, "data": [{"name": STORIES.old, "style": "PMD"}], "lr": 0.0}
+    values["training"] |= {"batch_size": BATCH, "per_device_batch_size": BATCH, "validation_steps": HELD_OUT_ROWS}
+    values |= {
+        "stages": [old, new] if arm == "real" else [new],
+        "architecture": {"from": str(SHARED / "weights" / "stories260K"), "block_size": BLOCK},
+        "optimization": {"lr": LR, "schedule": "wsd", "decay_pct": 0.3},
+    }
+    values["eval"] |= {"held_out": [] if arm == "real" else [STORIES.old]}
+    last = len(values["stages"]) - 1
+    if arm == "plain":
+        return values, []
+    source = "source: self, " if arm == "self" else ""
+    replay = f"training.replay={{{source}rate: 0.25, objective: kl}}"
+    return values, [replay, KL, f"stages.{last}.beta=1", f"stages.{last}.update_reference=true"]
+
+
+def measured(arm: str, rate: float, seed: int, folder: Path) -> dict[str, Any]:
     """Run to the end in a folder of its own; bits per byte of old and new then."""
-    started, scratch = time.monotonic(), Path(tempfile.mkdtemp(prefix="self-replay-"))
+    started, scratch = time.process_time(), Path(tempfile.mkdtemp(prefix="self-replay-"))
     try:
-        run_dir = trained(arm, options(STORIES, seed), overrides, scratch)
-        scores = json.loads((run_dir / "results.json").read_text())["points"][-1]["scores"]
+        spec = ExecutionSpec(name=arm, root=scratch)
+        trained(JOB, *options(arm, rate, seed, folder), spec)
+        last = json.loads((spec.run_dir / "results.json").read_text())["points"][-1]
+        scores = {**last.get("held_out", {}), **last["scores"]}
         old, new = (f"{scores[name]['bits_per_byte']:.5f}" for name in (STORIES.old, STORIES.new))
-        seconds = f"{time.monotonic() - started:.0f}"
-        return dict(zip(FIELDS, (arm, rate, seed, STORIES.steps, STORIES.lr, old, new, seconds), strict=True))
+        seconds = f"{time.process_time() - started:.1f}"
+        return dict(zip(FIELDS, (arm, rate, seed, STEPS, LR, old, new, seconds), strict=True))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -111,6 +129,7 @@ def main() -> None:
     """Run a part of what is missing, or say what is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30, help="no run begins after so long")
+    parser.add_argument("--folder", type=Path, default=Path("runs/benchmarks/keep"), help="of the documents' split")
     parser.add_argument("--summary", action="store_true", help="only say what the rows say")
     asked = parser.parse_args()
     if not asked.summary:
@@ -118,9 +137,9 @@ def main() -> None:
             raise SystemExit(f"no {SHARED / 'data'} (HOLDFAST_SHARED names the folder of real data)")
         end = time.monotonic() + 60 * asked.minutes
         done = {(row["arm"], float(row["rate"]), int(row["seed"])) for row in known(RESULTS)}
-        for arm, rate, seed, overrides in wanted():
+        for arm, rate, seed in wanted():
             if (arm, rate, seed) not in done and time.monotonic() < end:
-                append(measured(arm, rate, seed, overrides), RESULTS)
+                append(measured(arm, rate, seed, asked.folder.resolve()), RESULTS)
     print(f"{len(known(RESULTS))} rows of {len(list(wanted()))}")
     print("\n".join(summary()))
 

@@ -96,6 +96,7 @@ def kills(times: int, folder: Path) -> dict[str, Any]:
         if finished:
             # Begin anew in another folder, so that kills hit work and not a finished study.
             compare(whole, killed)
+            print(f"{count} kills so far; the same results and steps", file=sys.stderr, flush=True)
             killed = folder / f"killed-{count}"
             killed.mkdir()
             finished = 0

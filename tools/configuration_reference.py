@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from holdfast.config import Entry, plain, schema
-from holdfast.conversion import type_name
+from holdfast.conversion import spelled, type_name
 from holdfast.registry import jobs
 from holdfast.training.config import config_classes
 
@@ -75,7 +75,7 @@ def row(entry: Entry) -> Row:
 
 def listed(choices: Iterable[object]) -> str:
     """Choices as code, separated by commas."""
-    return ", ".join(f"`{plain(choice)}`" for choice in choices)
+    return ", ".join(f"`{spelled(plain(choice))}`" for choice in choices)
 
 
 def cell(text: str) -> str:

@@ -87,11 +87,16 @@ def run_dir(out: Path) -> Path:
     return out / "general" / "default" / "run"
 
 
-def command(kind: str, out: Path) -> int:
+def arguments(kind: str, out: Path, *overrides: str) -> list[str]:
+    """`holdfast run` of a kind of run, without the command itself."""
+    return ["run", str(config_file(kind)), *overrides, "--out", str(out), "--name", "run", "--quiet"]
+
+
+def command(kind: str, out: Path, *overrides: str) -> int:
     """`holdfast run` in this process; returns the exit code."""
     from holdfast.cli.app import main
 
-    sys.argv = ["holdfast", "run", str(config_file(kind)), "--out", str(out), "--name", "run", "--quiet"]
+    sys.argv = ["holdfast", *arguments(kind, out, *overrides)]
     try:
         main()
     except SystemExit as end:

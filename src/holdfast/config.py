@@ -32,6 +32,7 @@ from holdfast.conversion import (
     hints,
     key_of,
     respelled,
+    spelled,
     to_yaml_text,
     type_name,
 )
@@ -386,7 +387,7 @@ def _write_section(lines: list[str], tree: Json, prefix: str, entries: Mapping[s
             continue
         entry = entries[path]
         if entry.help:
-            extra = f" ({', '.join(str(choice) for choice in entry.choices)})" if entry.choices else ""
+            extra = f" ({', '.join(spelled(choice) for choice in entry.choices)})" if entry.choices else ""
             lines.append(f"{indent}# {entry.help}{extra}")
         lines.extend(indent + line for line in _dumped({name: value}).split("\n"))
 

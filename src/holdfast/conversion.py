@@ -267,8 +267,17 @@ def check_path(text: str | None, path: str, expected: str = "a path") -> None:
         raise ConfigError(path, text, f"{expected} of at most 4096 characters, 255 between two slashes")
 
 
+def spelled(choice: Any) -> str:
+    """A choice as a config file has it.
+
+    >>> spelled(True), spelled("full")
+    ('true', 'full')
+    """
+    return str(choice).lower() if isinstance(choice, bool) else str(choice)
+
+
 def _not_among(path: str, value: Any, choices: Sequence[Any]) -> ConfigError:
-    names = [str(choice) for choice in choices]
+    names = [spelled(choice) for choice in choices]
     near = difflib.get_close_matches(str(value), names, n=1)
     return ConfigError(path, value, f"one of {', '.join(names)}", f"did you mean {near[0]!r}?" if near else "")
 

@@ -12,7 +12,9 @@ import pytest
 from jax.experimental import topologies
 
 from holdfast.analysis.chip_plan import SHAPES, chip_plan, describe
+from holdfast.analysis.plan import plan_run
 from holdfast.config import merge, read_yaml
+from holdfast.conversion import to_yaml_text
 from holdfast.errors import ConfigError, UserError
 from holdfast.execution import TopologyConfig
 from holdfast.execution.chips import CHIPS
@@ -58,6 +60,25 @@ def test_a_traced_step_has_the_operations_that_the_model_counts(override: str) -
     assert anchored["flops_per_device"] == plain["flops_per_device"] * 4 / 3
 
 
+def test_options_that_save_memory_are_in_the_plan() -> None:
+    mesh = ("topology.fsdp=4", "architecture.n_layers=8")
+    host, half = "optimization.kl.reference_memory=host", "optimization.kl.reference_dtype=bfloat16"
+    moments = ("optimization.adamw.moment_dtype=bfloat16", "optimization.adamw.second_moment_dtype=bfloat16")
+    plain = plan(4, *mesh)["steps"][1]
+    held, halved, both = (plan(4, *mesh, *more)["steps"][1] for more in ((host,), (half,), (host, half, *moments)))
+    whole = plain["memory"]["reference"]
+    assert plain["host_bytes"] == 0
+    assert held["host_bytes"] == whole == 2 * halved["memory"]["reference"] == 2 * both["host_bytes"]
+    # Two layers of eight, and the embedding, are on the device at once.
+    assert both["memory"]["reference"] < held["memory"]["reference"] < 0.6 * whole
+    assert held["memory"]["state"] == plain["memory"]["state"]
+    assert both["memory"]["state"] == pytest.approx(plain["memory"]["state"] * 2 / 3, rel=0.01)
+    cost_of = [plan_run(tiny.resolved(JOB, tiny.CONTINUAL, *mesh[1:], *more), 1) for more in ((), (host,), (half,))]
+    device, there, rounded = (each["estimated_memory"]["reference"] for each in cost_of)
+    assert [each["estimated_host_memory"] for each in cost_of] == [0, device, 0]
+    assert there < 0.6 * device == 1.2 * rounded
+
+
 @pytest.mark.parametrize(("axis", "split"), [("fsdp", 4), ("tensor", 4), ("data", 1)])
 def test_state_shrinks_with_the_axes_that_split_it(axis: str, split: int) -> None:
     one = plan(1)["steps"][1]
@@ -96,6 +117,25 @@ def test_only_what_is_trained_has_gradients_to_sum_and_a_ring_across_hosts_is_sl
     assert some["all-reduce"]["num_bytes"] < every["all-reduce"]["num_bytes"]
     assert some["reduce-scatter"]["count"] < every["reduce-scatter"]["count"]
     assert some["all-gather"] == every["all-gather"]
+    assert {kind: part["axes"] for kind, part in every.items()} == {
+        "all-gather": "fsdp",
+        "reduce-scatter": "fsdp",
+        "all-reduce": "data",
+    }
+
+
+@pytest.mark.parametrize(("override", "times"), [("architecture.dropout=0.0", 1), ("architecture.dropout=0.1", 4)])
+def test_gradients_are_summed_over_data_once_a_step_unless_random_numbers_depend_on_how_rows_are_cut(
+    override: str, times: int
+) -> None:
+    rows = ("training.batch_size=64", "training.per_device_batch_size=1")
+    planned = plan(16, "topology.fsdp=8", *rows, override)
+    assert planned["micro_batches"] == 4
+    alone = plan(1, "training.batch_size=64", "training.per_device_batch_size=64", override)
+    assert planned["steps"][0]["flops_per_device"] * 16 == alone["steps"][0]["flops_per_device"]
+    found = {part["axes"]: part for part in planned["steps"][0]["collectives"] if part["kind"] == "all-reduce"}
+    whole = {part["axes"]: part for part in planned["steps"][0]["collectives"] if part["kind"] == "reduce-scatter"}
+    assert found["data"]["num_bytes"] * 8 * 4 == whole["fsdp"]["num_bytes"] * times
 
 
 def test_a_mesh_for_other_devices_is_an_error() -> None:
@@ -138,3 +178,28 @@ def test_a_step_of_a_billion_parameters_is_compiled_for_eight_tpus() -> None:
         assert step["fits"]
         sent = {part["kind"]: part["sent"] for part in step["collectives"]}
         assert sent["all-gather"] > 1e9
+
+
+@pytest.mark.slow
+@pytest.mark.extra
+def test_a_reference_on_the_host_is_not_among_what_a_tpu_holds(tmp_path: Path) -> None:
+    pytest.importorskip("libtpu", reason="the extra tpu is not installed")
+    config = tmp_path / "config.yaml"
+    config.write_text(to_yaml_text({"job": JOB, **tiny.CONTINUAL}))
+    options = [
+        "--chip",
+        "tpu-v5e",
+        "--devices",
+        "2x4",
+        "--json",
+        "topology.fsdp=8",
+        "optimization.kl.reference_memory=host",
+    ]
+    sizes = ["architecture.n_layers=4", "architecture.n_embd=128", "architecture.scan_layers=true"]
+    command = [sys.executable, "-m", "holdfast", "plan", str(config), *options, *sizes]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    plain, anchored = json.loads(done.stdout)["chip"]["steps"]
+    assert plain["host_bytes"] == 0 < anchored["host_bytes"]
+    # All but the mask of the tokens that the anchor sees.
+    assert anchored["memory"]["arguments"] == pytest.approx(plain["memory"]["arguments"], rel=0.01)

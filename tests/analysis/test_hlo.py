@@ -128,3 +128,53 @@ def test_causal_attention_counts_the_keys_that_are_seen(segments: bool) -> None:
     assert counted(jax.grad(attend, argnums=(0, 1, 2))) == 3 * forward
     # Forward, and in the backward pass the scores once more.
     assert counted(jax.grad(layers, argnums=(0, 1, 2))) == 3 * (3 * forward + forward // 2)
+
+
+def test_collectives_are_told_apart_by_the_axes_of_the_mesh() -> None:
+    groups = {
+        "replica_groups={{0,2},{1,3},{4,6},{5,7}}": "fsdp",
+        "replica_groups=[2,4]<=[4,2]T(1,0)": "data+fsdp",
+        "replica_groups=[4,2]<=[2,4]T(1,0)": "data",
+        "replica_groups=[1,8]<=[8]": "data+fsdp+tensor",
+        "source_target_pairs={{0,1},{1,0}}": "tensor",
+    }
+    body = "\n".join(
+        f"  %sum.{index} = f32[{index + 1}]{{0}} all-reduce(%p), channel_id={index}, {each}, to_apply=%add"
+        for index, each in enumerate(groups)
+    )
+    text = f"ENTRY %main (p: f32[8]) -> f32[8] {{\n{body}\n}}\n"
+    found = collectives(text, 8, {"data": 2, "fsdp": 2, "tensor": 2})
+    assert {part.axes: part.num_bytes for part in found} == {
+        along: 4 * (index + 1) for index, along in enumerate(groups.values())
+    }
+    assert {part.axes for part in collectives(text, 8)} == {""}
+
+
+WINDOWED = """HloModule jit_step
+
+%cond (p: (f32[8], u32[])) -> pred[] {
+  %limit = u32[]{:T(128)} constant(4)
+  %p = (f32[8]{0}, u32[]) parameter(0)
+  %counter = u32[]{:T(128)} get-tuple-element(%p), index=1
+  ROOT %less = pred[] compare(%counter, %limit), direction=LT
+}
+
+%body (p: (f32[8], u32[])) -> (f32[8], u32[]) {
+  %p = (f32[8]{0}, u32[]) parameter(0)
+  %part = f32[8]{0} get-tuple-element(%p), index=0
+  %counter = u32[] get-tuple-element(%p), index=1
+  %two..sunk = u32[]{:T(128)} constant(2)
+  %first = f32[8]{0} collective-permute(%part), channel_id=1, source_target_pairs={{0,1},{1,0}}
+  %second = f32[8]{0} collective-permute(%first), channel_id=2, source_target_pairs={{0,1},{1,0}}
+  %next = u32[]{:T(128)} add(%counter, %two..sunk)
+  ROOT %tuple.1 = (f32[8]{0}, u32[]) tuple(%second, %next)
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %loop = (f32[8]{0}, u32[]) while(%start), condition=%cond, body=%body
+}
+"""
+
+
+def test_a_loop_whose_counter_grows_by_two_runs_half_as_often() -> None:
+    assert collectives(WINDOWED, 2) == [Collectives("collective-permute", 4, 4 * 32, group=2, span=2)]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks import environments, families, figures, methods, page, speed
+from benchmarks.bench import Bench
 from benchmarks.shapes import SHAPES, TINY, options, write_corpus
 from benchmarks.workers import Worker, WorkerError, in_turns
 
@@ -169,12 +170,54 @@ def test_every_registered_method_has_an_arm_beside_plain(tmp_path: Path) -> None
 
 
 def test_ratios_are_shown_beside_their_limits() -> None:
-    ratios = {name: {"ratio": 1.06, "spread": 0.01} for name in ("dft", "ewc", "mine")}
-    shown = methods.method_table({"plain_seconds": 0.5, "ratios": ratios, "missing": {"osf": "refused"}})
-    assert "| dft | 1.060 (0.010) | at most 1.05 | **missed** |" in shown
-    assert "| ewc | 1.060 (0.010) | at most 1.1 | kept |" in shown
-    assert "| mine | 1.060 (0.010) |  |  |" in shown
-    assert "| osf | missing: refused | | |" in shown
+    ratios = {name: {"ratio": 1.06, "spread": 0.01, "wall": 1.2} for name in ("dft", "ewc", "mine")}
+    seconds = {"plain_seconds": 0.5, "plain_cpu": 0.25}
+    shown = methods.method_table({**seconds, "ratios": ratios, "missing": {"osf": "refused"}})
+    assert "plain step: 0.250 s of CPU time, 0.500 s by the clock" in shown
+    assert "| dft | 1.060 (0.010) | 1.200 | at most 1.05 | **missed** |" in shown
+    assert "| ewc | 1.060 (0.010) | 1.200 | at most 1.1 | kept |" in shown
+    assert "| mine | 1.060 (0.010) | 1.200 |  |  |" in shown
+    assert "| osf | missing: refused | | | |" in shown
+
+
+def test_a_part_of_the_ratios_is_taken_up_again_if_it_was_made_alike(tmp_path: Path) -> None:
+    part, bench = tmp_path / methods.PART, Bench(tmp_path, 2)
+    found = methods.measured_before(part, bench)
+    assert found["ratios"] == {}
+    part.write_text(json.dumps({**found, "ratios": {"dft": {"ratio": 1.0}}, "missing": {"osf": "refused"}}))
+    assert methods.measured_before(part, bench)["ratios"] == {"dft": {"ratio": 1.0}}
+    assert methods.measured_before(part, bench)["missing"] == {}
+    assert methods.measured_before(part, Bench(tmp_path, 5))["ratios"] == {}
+
+
+def test_a_run_that_was_ended_measures_the_other_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Timed:
+        """Steps of 2 s, by the clock 4 s; plain ones half as long; the arm `ewc` ends the run at first."""
+
+        ends = True
+
+        def __init__(self, _bench: Bench, _shape: Any, arm: methods.Arm) -> None:
+            if Timed.ends and "ewc" in str(arm.overrides):
+                raise KeyboardInterrupt
+            self.cpu = 2.0 if arm.overrides else 1.0
+            self.seconds: list[tuple[float, float]] = []
+
+        def block(self) -> tuple[float, float]:
+            self.seconds.append((self.cpu, 2 * self.cpu))
+            return self.seconds[-1]
+
+    chosen = {name: arm for name, arm in methods.arms().items() if name in ("dft", "ewc")}
+    monkeypatch.setattr(methods, "arms", lambda: chosen)
+    monkeypatch.setattr(methods, "OUT", tmp_path)
+    monkeypatch.setattr(methods, "_Timed", Timed)
+    with pytest.raises(KeyboardInterrupt):
+        methods.run(Bench(tmp_path, 2))
+    assert [*json.loads((tmp_path / methods.PART).read_text())["ratios"]] == ["dft"]
+    Timed.ends = False
+    found = methods.run(Bench(tmp_path, 2))
+    assert found["ratios"] == {name: {"ratio": 2.0, "spread": 0.0, "wall": 2.0} for name in chosen}
+    assert (found["plain_cpu"], found["plain_seconds"]) == (1.0, 2.0)
+    assert not (tmp_path / methods.PART).exists()
 
 
 def test_families_are_shown_beside_a_dense_model() -> None:

@@ -1,5 +1,6 @@
 """The measurements of budgets and of self-replay: rows that are taken up again, and what they say."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def row(arm: str, value: float, seed: int, **measured: Any) -> dict[str, Any]:
         "low": 0,
         "high": 0,
     }
-    return {**facts, "rise": 0.2, "documents": 9, "new": 2.0, "control": 0.01, "alpha": 1.0, **measured}
+    return {**facts, "rise": 0.2, "documents": 9, "new": 2.0, "control": 0.01, "fresh": 0.01, "alpha": 1.0, **measured}
 
 
 def test_what_has_its_row_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +47,34 @@ def test_a_budget_counts_where_it_is_exceeded_without(tmp_path: Path, monkeypatc
     line = next(line for line in keep.summary() if "keep 0.05" in line)
     assert "2 runs, 1 broken (50%), median use 100%" in line
     assert "best fixed weight on other seeds 1 with new loss 2.100" in line
+
+
+def test_documents_are_split_anew_and_none_is_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep, "SHARED", tmp_path)
+    for split, numbers in (("train", range(20)), ("validation", range(20, 30))):
+        path = tmp_path / "data" / "old" / f"{split}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps({"text": f"document {number:02} and more"}) + "\n" for number in numbers))
+    sources = keep.write_split(keep.Curriculum("old", "new", 1.0, 8, 12, 11), tmp_path / "made")
+    held_out, replayed, first = (
+        [json.loads(line)["text"] for line in Path(sources[name][split]).read_text().splitlines()]
+        for name, split in (("old", "validation"), ("old", "path"), ("first", "path"))
+    )
+    assert (len(held_out), len(replayed), len(first)) == (8, 12, 22)
+    assert len({*held_out, *replayed}) == 20
+    assert {*replayed} <= {text[:11] for text in first}
+    assert not {*held_out} & {text[:11] for text in first}
+    assert any(text >= "document 20" for text in replayed), "documents of both splits are mixed"
+
+
+@pytest.mark.parametrize("arm", ["plain", "real", "self"])
+def test_only_the_arm_of_real_rows_draws_old_data(arm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep, "write_split", lambda *_: {"tinystories": {"path": "a.jsonl", "validation": "b.jsonl"}})
+    values, overrides = self_replay.options(arm, 0.5, 0, tmp_path)
+    drawn = {each["name"] for stage in values["stages"] for each in stage["data"]}
+    assert ("tinystories" in drawn) == (arm == "real")
+    assert values["eval"]["held_out"] == ([] if arm == "real" else ["tinystories"])
+    assert any("source: self" in each for each in overrides) == (arm == "self")
 
 
 def test_the_ratio_of_two_means_has_an_interval() -> None:

@@ -8,7 +8,10 @@ from typer.testing import CliRunner
 from holdfast.cli.app import app
 from holdfast.cli.study import _waves
 from holdfast.errors import UserError
+from holdfast.execution.files import write_json
 from holdfast.studies.graph import Graph
+from holdfast.studies.records import FINISHED
+from holdfast.studies.runner import MADE_WITH
 from studies.tiny_study import tiny, write_study
 
 
@@ -36,6 +39,19 @@ def test_status_names_what_is_missing_and_where_results_will_be(tmp_path: Path) 
     assert "tiny: 0 of 3 runs are finished" in shown
     assert "replay-25-x1-s0" in shown
     assert "holdfast board" in shown
+
+
+def test_a_finished_run_that_is_asked_for_more_is_not_counted_as_steps_to_train(tmp_path: Path) -> None:
+    study = tiny(tmp_path, drift=True)
+    graph = Graph(study)
+    run = graph.runs(graph.judging({}))[0]
+    folder = study.folder(tmp_path / "runs") / run.name
+    write_json(folder / MADE_WITH, {"digest": run.digest, "parent": None, "branch_stage": 0})
+    write_json(folder / FINISHED, {"finished": True})
+    shown = said("plan", str(study.path), "--out", str(tmp_path / "runs"))
+    assert "left: 2 runs, 8 steps" in shown
+    assert "1 finished runs are to be measured afterwards" in shown
+    assert "to be measured" in said("status", str(study.path), "--out", str(tmp_path / "runs"))
 
 
 def test_a_mistake_in_the_study_is_a_user_error(tmp_path: Path) -> None:

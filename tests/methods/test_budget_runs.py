@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from benchmarks.keep import fresh_drift
 from typer.testing import CliRunner
 
 from holdfast.cli.app import app
@@ -132,6 +133,7 @@ def test_own_samples_have_a_budget_of_their_own(tmp_path: Path) -> None:
     # The running mean lags behind what all control samples show at the end, but is in the same unit.
     assert 0.2 < budget["judged"]["rise"] / last["difference"] < 5
     assert last["multiplier"] != 1
+    assert fresh_drift(made) == pytest.approx(budget["judged"]["rise"], rel=0.5), "samples that steered nothing agree"
 
 
 @pytest.mark.slow

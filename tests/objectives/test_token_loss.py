@@ -1,5 +1,7 @@
 """token_loss against the plain formulas, in values and gradients, whole and in chunks."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast import registry
 from holdfast.methods import TokenPenalty
+from holdfast.models.kernels import lowering_for
 from holdfast.objectives.token_loss import Penalised, token_kl, token_loss, token_nll
 
 R, T, D, V = 3, 10, 8, 17
@@ -318,3 +321,73 @@ def test_capped_nll_and_divergences(case):
     expected = token_kl(logits, jnp.eye(V), reference, jnp.eye(V))
     for one, other in zip(token_kl(*arrays, softcap=cap), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def operands(jaxpr):
+    """Types of what each matrix product takes."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield tuple(each.aval.dtype for each in equation.invars)
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from operands(inner)
+
+
+def test_on_accelerators_the_backward_pass_has_no_scatters_and_gradients_of_logits_are_as_narrow_as_the_states(case):
+    states = jax.ShapeDtypeStruct((R, T, D), jnp.bfloat16)
+    narrow = {**case, "reference_hidden": case["reference_hidden"].astype(jnp.bfloat16)}
+
+    def gradients(hidden):
+        return jax.grad(lambda *given: loss(narrow, *given, "forward")[0], (0, 1))(hidden, case["matrix"])
+
+    def traced():
+        return jax.make_jaxpr(lambda hidden: gradients(hidden))(states)  # a new function: nothing is remembered
+
+    with lowering_for("tpu"):
+        accelerated = traced()
+    assert "scatter" not in str(accelerated)
+    assert "gather" not in str(accelerated)
+    assert "gather" in str(traced()), "the test would not notice"
+    # Logits of the policy and of the reference, and the two gradients.
+    assert [*operands(accelerated.jaxpr)] == [(jnp.bfloat16, jnp.bfloat16)] * 4
+    with lowering_for("tpu"):
+        near = jax.jit(gradients)(case["hidden"].astype(jnp.bfloat16))
+    exact = jax.grad(lambda *given: plain(case, *given, "forward"), (0, 1))(case["hidden"], case["matrix"])
+    for got, right in zip(near, exact, strict=True):
+        assert np.abs(np.asarray(got, np.float32) - right).max() <= 0.02 * np.abs(right).max()
+
+
+def test_chunks_grow_with_the_memory_of_the_accelerator_and_with_nothing_else():
+    hidden, matrix = jax.ShapeDtypeStruct((1, 4096, 8), jnp.float32), jax.ShapeDtypeStruct((8, 1 << 16), jnp.float32)
+    targets, weights = jax.ShapeDtypeStruct((1, 4096), jnp.int32), jax.ShapeDtypeStruct((1, 4096), jnp.float32)
+
+    def lengths():
+        jax.clear_caches()
+        text = str(jax.make_jaxpr(lambda *given: token_loss(*given)[0])(hidden, matrix, targets, weights))
+        return [int(found) for found in re.findall(r"length=(\d+)", text)]
+
+    assert lengths() == [16]
+    for memory, chunks in ((16 << 30, 16), (80 << 30, 4)):
+        with lowering_for("gpu", memory):
+            assert lengths() == [chunks]
+
+
+def test_inside_a_shard_of_data_chunks_are_as_large_as_outside():
+    shapes = ((8, 4096, 8), jnp.float32), ((8, 1 << 16), jnp.float32), ((8, 4096), jnp.int32), ((8, 4096), jnp.float32)
+    given = [jax.ShapeDtypeStruct(*each) for each in shapes]
+    mesh = jax.sharding.AbstractMesh(
+        (8, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3
+    )
+    rows, whole = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+
+    def of_shard(*own):
+        return jax.lax.psum(token_loss(*own)[0], "data")
+
+    def split(*own):
+        specs = (rows, whole, rows, rows)
+        return jax.shard_map(of_shard, in_specs=specs, out_specs=whole, axis_names={"data"}, check_vma=False)(*own)
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        for function in (lambda *own: token_loss(*own)[0], split):
+            assert re.findall(r"length=(\d+)", str(jax.make_jaxpr(function)(*given))) == ["16"]

@@ -9,6 +9,7 @@ import pytest
 from optax import contrib
 
 from holdfast import registry
+from holdfast.errors import ConfigError
 from holdfast.optim import (
     OptimConfig,
     ScheduleContext,
@@ -233,3 +234,39 @@ def test_state_shards_like_the_parameters(name):
 def test_all_are_registered_with_their_configs():
     assert registry.optimizers.names() == NAMES
     assert all(registry.optimizers.config(name) is not None for name in NAMES)
+
+
+def test_a_second_moment_in_bfloat16_is_held_so_and_follows_adam():
+    optimizer, plain = (
+        build_optimizer("adamw", OptimConfig(), AdamWConfig(second_moment_dtype=dtype)) for dtype in ("bfloat16", None)
+    )
+    params = parameters()
+    state = optimizer.init(params)
+    kinds = {leaf.dtype for leaf in jax.tree.leaves(optax.tree.get(state, "nu"))}
+    assert kinds == {jnp.dtype("bfloat16")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(optax.tree.get(state, "mu"))} == {jnp.dtype("float32")}
+    first = first_gradients(params)
+    ours, stepped = optimizer.update(first, state, params, 1.0)
+    theirs, exact = plain.update(first, plain.init(params), params, 1.0)
+    # A step computes with the moment before it is rounded, so the first one is exact.
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    rounded, whole = (optax.tree.get(each, "nu") for each in (stepped, exact))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(jnp.bfloat16)), rounded, whole)
+    rates, ends = schedule(), []
+    for each in (optimizer, plain):
+        ends.append(train(each.init, lambda g, s, p, step, own=each: own.update(g, s, p, rates(step))))
+    moved = jax.tree.map(lambda a, b: np.abs(a - b), ends[1], params)
+    off = jax.tree.map(lambda a, b: np.abs(a - b), *ends)
+    jax.tree.map(lambda error, way: np.testing.assert_array_less(error.max(), 0.02 * way.max()), off, moved)
+
+
+def test_a_second_moment_in_bfloat16_lies_as_its_parameter_does():
+    optimizer = build_optimizer("adamw", OptimConfig(), AdamWConfig(second_moment_dtype="bfloat16"))
+    params = jax.eval_shape(parameters)
+    places = state_shardings(optimizer, params, jax.tree.map(lambda leaf: leaf.shape, params), "replicated")
+    assert optax.tree.get(places, "nu") == jax.tree.map(lambda leaf: leaf.shape, params)
+
+
+def test_a_second_moment_that_bfloat16_cannot_follow_is_refused():
+    with pytest.raises(ConfigError, match=r"second_moment_dtype.*beta2"):
+        AdamWConfig(beta2=0.999, second_moment_dtype="bfloat16")

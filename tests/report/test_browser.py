@@ -20,9 +20,11 @@ from data_examples import SHARED
 from fake_runs import FakeRun
 from holdfast.execution.files import run_lock
 from holdfast.report import compare, write_report
+from holdfast.report.bisect import write_bisection
 from holdfast.report.drawing.chart import number
 from holdfast.report.export import in_unit
 from holdfast.report.run_files import read_results
+from report.test_bisect import FOUND
 from served_board import Served
 
 pytestmark = pytest.mark.slow
@@ -239,6 +241,21 @@ def test_the_comparison_opens(browser: Any, run: Path, tmp_path: Path) -> None:
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
     [dot, *_] = visible(browser, "#plane_bits_per_byte circle[data-tip]")
     assert "change of the old" in point_at(browser, dot, 0.5)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_page_of_a_bisection_opens(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    page = tmp_path / "bisect.html"
+    write_bisection(FOUND, page)
+    look(browser, page.as_uri(), width, scheme)
+    assert errors(browser) == []
+    assert {address for address in requests(browser) if address != "data:,"} == {page.as_uri()}
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    [drawn] = visible(browser, "#curve svg.chart")
+    assert drawn.find_elements("css selector", "path.line")
+    assert "0.1" in point_at(browser, drawn, 0.8)
+    assert [row.text for row in visible(browser, "#proof tbody th")][2] == "without the first 8 rows"
+    assert len(visible(browser, "#rows .lost")) == 8
 
 
 @pytest.mark.parametrize(("width", "hinted"), [(1280, False), (390, True)])

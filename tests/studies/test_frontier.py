@@ -76,8 +76,8 @@ def test_early_stops_and_interpolations_are_lines_of_their_own() -> None:
 
 
 def test_dominated_points_are_named_with_the_one_that_beats_them() -> None:
-    assert frontier(np.array([[4.0, 2.0, 3.0]]), np.array([[1.0, 4.0, 5.0]])).dominated() == {2: 1}
-    assert frontier(np.array([[4.0, 3.0, 2.0]]), np.array([[1.0, 2.0, 3.0]])).dominated() == {}
+    assert frontier(np.array([[4.0, 2.0, 3.0]]), np.array([[1.0, 4.0, 5.0]])).dominated(range(3)) == {2: 1}
+    assert frontier(np.array([[4.0, 3.0, 2.0]]), np.array([[1.0, 2.0, 3.0]])).dominated(range(3)) == {}
 
 
 def test_the_slope_is_that_of_the_means() -> None:

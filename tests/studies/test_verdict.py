@@ -1,6 +1,7 @@
 """The verdict: every word, what it is compared with, families, selection, several tasks, documents."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,6 +104,13 @@ def test_dominated_rates_are_named_and_nothing_else_is_said_of_them() -> None:
     assert found.dominated == {0.003: 0.001}
     assert plain_words(found) == ["plain at rate × 1 is dominated by rate × 0.333"]
     assert [point["dominated_by"] for point in to_json(found)["plain"]] == [None, None, pytest.approx(1 / 3, abs=1e-5)]
+
+
+def test_a_rate_is_dominated_by_rates_and_not_by_what_stops_early() -> None:
+    rows = [replace(row, steps=4) if row.arm == "plain" else row for row in plain_rows(5)]
+    early = [replace(row, steps=1, new=row.new - 2.5, old=row.old - 5.5) for row in rows if row.learning_rate == 0.003]
+    found = judge_rows([*rows, *early, *arm_rows("a", 3.0, 1.5, seeds=5)])
+    assert found.dominated == {}
 
 
 def test_more_arms_need_more_evidence() -> None:

@@ -93,10 +93,10 @@ def killed_run(kind: str, plan: list[tuple[str, float]], number: int) -> list[Ou
         if tiny.killed(code):
             done.append(point)
         elif code:
-            return [Outcome(point, f"exit code {code}: {_last_line(log)}", held=False)]
+            return [Outcome(point, f"exit code {code}: {last_line(log)}", held=False)]
     code = tiny.forked(functools.partial(_child, kind, out, cache, "", 0), log)
     if code:
-        return [Outcome(done[-1] if done else "none", f"cannot go on: {_last_line(log)}", held=False)]
+        return [Outcome(done[-1] if done else "none", f"cannot go on: {last_line(log)}", held=False)]
     wrong = tiny.difference(tiny.run_dir(out), whole)
     shutil.rmtree(out, ignore_errors=True)
     if number % PREPARES == 0:
@@ -106,7 +106,8 @@ def killed_run(kind: str, plan: list[tuple[str, float]], number: int) -> list[Ou
     return [Outcome(point, "resumed exactly") for point in done]
 
 
-def _last_line(log: Path) -> str:
+def last_line(log: Path) -> str:
+    """The end of what a process said."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1][:200] if lines else "nothing said"
 

@@ -6,8 +6,10 @@ model is ever made.
 """
 
 import dataclasses
+import math
 import os
 import time
+from collections.abc import Mapping
 from typing import Any, cast
 
 import jax
@@ -35,7 +37,7 @@ from holdfast.types import Json
 
 COMPILER, SHAPES = "the compiler's own", "computed from shapes"
 # libtpu looks for a TPU's machine around it and complains in several lines; it needs none to compile.
-_LIBTPU = {
+LIBTPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -79,7 +81,7 @@ def describe(chip: Chip, sizes: tuple[int, ...], config: TopologyConfig) -> Topo
         return Topology(cast(jax.sharding.Mesh, mesh), described=True)
     from jax.experimental import topologies
 
-    for name, value in _LIBTPU.items():
+    for name, value in LIBTPU.items():
         os.environ.setdefault(name, value)
     torus = "x".join(map(str, sizes))
     try:
@@ -106,7 +108,7 @@ def rows_per_device(run: ResolvedRun, topology: Topology, state: TrainState, chi
     def needs(rows: int) -> int:
         if chip.is_tpu:
             return step_bytes(run, topology, run.trainer.train_step, rows, shapes)[0]
-        return sum(estimates.memory(run, topology, shapes, rows).values())
+        return sum(estimates.memory(run, topology, shapes, rows, chip).values())
 
     return largest_fitting(batch_size // shards, chip.memory, needs)[0]
 
@@ -138,9 +140,9 @@ def step_facts(
     started = time.perf_counter()
     if chip.is_tpu:
         traced = trace_train(train_step, topology.mesh, *abstract_arguments(run, topology, per_device, state))
-        memory, sent = compiled_facts(traced, devices)
+        memory, sent = compiled_facts(traced, topology.sizes)
     else:
-        memory = estimates.memory(run, topology, state, per_device)
+        memory = estimates.memory(run, topology, state, per_device, chip)
         memory["total"] = sum(memory.values())
         sent = estimates.collectives(run, topology, state, per_device)
     # Products inside a kernel are not in a trace: they are counted in one of the plain formula.
@@ -153,6 +155,7 @@ def step_facts(
         "memory": memory,
         "fits": memory["total"] <= chip.memory,
         "state_bytes": state_bytes,
+        "host_bytes": estimates.host_bytes(state),
         "flops_per_device": flops,
         "collectives": None if sent is None else [{**dataclasses.asdict(part), "sent": part.sent} for part in sent],
         "seconds": estimates.seconds(chip, flops, state_bytes, sent),
@@ -160,7 +163,7 @@ def step_facts(
     }
 
 
-def compiled_facts(traced: Any, devices: int) -> tuple[dict[str, int], list[Collectives] | None]:
+def compiled_facts(traced: Any, mesh: Mapping[str, int]) -> tuple[dict[str, int], list[Collectives] | None]:
     """Memory and collectives of a step from the compiler; without collectives where it refuses to compile."""
     try:
         compiled = traced.lower().compile()
@@ -178,4 +181,4 @@ def compiled_facts(traced: Any, devices: int) -> tuple[dict[str, int], list[Coll
         "program": usage.generated_code_size_in_bytes,
     }
     total = memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["program"]
-    return {**memory, "total": total}, collectives(compiled.as_text(), devices)
+    return {**memory, "total": total}, collectives(compiled.as_text(), math.prod(mesh.values()), mesh)

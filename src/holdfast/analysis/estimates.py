@@ -1,8 +1,9 @@
 """Memory, collectives and time of a step from shapes and published numbers, where no compiler can be asked.
 
 The formulas are those of the layout that `models/axes.py` declares: parameters are gathered over `fsdp` when a layer
-is used and their gradients are summed back into shards, gradients are summed over `data`, and activations over
-`tensor` twice a layer. All numbers are of one device.
+is used and their gradients are summed back into shards, gradients are summed over `data` once a step (once a
+micro-batch where the loss is no sum over rows), and activations over `tensor` twice a layer. Embeddings count as any
+other weight, although what is sent of them is less where a group has few tokens. All numbers are of one device.
 """
 
 import math
@@ -14,9 +15,12 @@ import numpy as np
 from holdfast.analysis.hlo import Collectives
 from holdfast.execution import Topology
 from holdfast.execution.chips import Chip
+from holdfast.execution.memory import HOST
 from holdfast.models.attention import COUNTING
+from holdfast.models.family import Model
 from holdfast.models.kernels import lowering_for
-from holdfast.objectives.token_loss import CHUNK_LOGITS
+from holdfast.models.parameters import leaves_of
+from holdfast.objectives.token_loss import chunk_logits
 from holdfast.training.compile import TrainStep, abstract_arguments
 from holdfast.training.resolve import ResolvedRun
 from holdfast.training.state import TrainState
@@ -24,18 +28,46 @@ from holdfast.types import Tree
 
 
 def shard_bytes(tree: Tree, width: int | None = None) -> int:
-    """Bytes of a tree of shapes that lie on one device.
+    """Bytes of a tree of shapes that lie in one device's memory.
 
     Args:
         width: bytes of a number; that of each array's own type unless given.
     """
+    return _bytes([leaf for leaf in jax.tree.leaves(tree) if leaf.sharding.memory_kind != HOST], width)
+
+
+def host_bytes(tree: Tree) -> int:
+    """Bytes of a tree of shapes that lie in the host's memory for one device."""
+    return _bytes([leaf for leaf in jax.tree.leaves(tree) if leaf.sharding.memory_kind == HOST])
+
+
+def _bytes(leaves: list[Tree], width: int | None = None) -> int:
     return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * (width or np.dtype(leaf.dtype).itemsize)
-        for leaf in jax.tree.leaves(tree)
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * (width or np.dtype(leaf.dtype).itemsize) for leaf in leaves
     )
 
 
-def memory(run: ResolvedRun, topology: Topology, state: TrainState, per_device: int) -> dict[str, int]:
+def streamed_bytes(model: Model, reference: Tree, held: int) -> int:
+    """Bytes that a device has at once of a reference in the host's memory.
+
+    Two layers, the one that is used and the one that comes, and what belongs to no layer; all of it for a family that
+    does not bring weights by itself.
+
+    Args:
+        held: bytes of the reference.
+    """
+    if not model.kind.brings_weights or held == 0:
+        return held
+    found, numbers = model.parameters(), leaves_of(reference)
+    sizes = {path: math.prod(leaf.shape) for path, leaf in numbers.items()}
+    needed: float = sum(
+        size * min(1.0, 2 / found[path].num_layers) if path in found and found[path].num_layers else size
+        for path, size in sizes.items()
+    )
+    return int(held * needed / sum(sizes.values()))
+
+
+def memory(run: ResolvedRun, topology: Topology, state: TrainState, per_device: int, chip: Chip) -> dict[str, int]:
     """What a device holds in a step with this micro-batch."""
     model = run.model
     gradients = shard_bytes(_trained(state))
@@ -43,11 +75,11 @@ def memory(run: ResolvedRun, topology: Topology, state: TrainState, per_device: 
     arrays = {name: value for name, value in state.arrays().items() if name != "reference"} | {"params": state.params}
     return {
         "state": shard_bytes(arrays),
-        "reference": shard_bytes(state.reference),
+        "reference": shard_bytes(state.reference) + streamed_bytes(model, state.reference, host_bytes(state.reference)),
         # One micro-batch's beside the sum so far.
         "gradients": gradients * (1 if micro == 1 else 2),
         **model.kind.working_memory(model, per_device, topology.sizes["tensor"]),
-        "logits": 3 * 4 * CHUNK_LOGITS,
+        "logits": 3 * 4 * chunk_logits(chip.memory),
     }
 
 
@@ -63,17 +95,18 @@ def collectives(run: ResolvedRun, topology: Topology, state: TrainState, per_dev
     # Devices are counted along tensor first, then fsdp, then data.
     if sizes["fsdp"] > 1:
         uses = micro * (3 if anchored else 2)  # forward, backward, and the reference's forward
-        over = sizes["fsdp"], sizes["fsdp"] * sizes["tensor"]
+        over = sizes["fsdp"], sizes["fsdp"] * sizes["tensor"], "fsdp"
         found.append(Collectives("all-gather", uses * leaves, uses * _gathered(state, sizes["fsdp"], width), *over))
         whole = shard_bytes(trained) * sizes["fsdp"]
         found.append(Collectives("reduce-scatter", summed, micro * whole, *over))
     if sizes["data"] > 1:
-        over = sizes["data"], math.prod(sizes.values())
-        found.append(Collectives("all-reduce", summed, micro * shard_bytes(trained), *over))
+        over = sizes["data"], math.prod(sizes.values()), "data"
+        times = 1 if model.kind.sums_rows(model.options) else micro
+        found.append(Collectives("all-reduce", times * summed // micro, times * shard_bytes(trained), *over))
     if sizes["tensor"] > 1:
         sums = micro * (2 + model.kind.rematerialises(model.options) + anchored) * model.kind.tensor_sums(model)
         row_bytes = per_device * run.config.block_size * model.width * width
-        found.append(Collectives("all-reduce", sums, sums * row_bytes, sizes["tensor"], sizes["tensor"]))
+        found.append(Collectives("all-reduce", sums, sums * row_bytes, sizes["tensor"], sizes["tensor"], "tensor"))
     return found
 
 

@@ -7,9 +7,11 @@ into the pieces of a fusion: what has one channel is one collective.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from holdfast.models.attention import MASKED_PRODUCT
 
@@ -19,7 +21,7 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _COLLECTIVE = re.compile(rf"= (.+?) ({'|'.join(KINDS)})(-start)?\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*)\w*\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|branch_computations)=\{?((?:%[\w.\-]+(?:, )?)+)")
-_LIMIT = re.compile(r"s32\[\][^=]* constant\((\d+)\)")
+_LIMIT = _CONSTANT = re.compile(r"[su]32\[\][^=]* constant\((\d+)\)")
 
 
 def matmul_flops(jaxpr: Any, length: int) -> int:
@@ -44,6 +46,10 @@ def matmul_flops(jaxpr: Any, length: int) -> int:
             total += sum(inner) * (length + 1) // (2 * length)
         elif equation.primitive.name == "cond":
             total += max(inner)
+        elif equation.primitive.name == "shard_map":
+            # What is inside runs once for each shard.
+            sizes = equation.params["mesh"].shape
+            total += sum(inner) * math.prod(sizes[axis] for axis in equation.params["newly_manual_axes"])
         else:
             total += sum(inner) * equation.params.get("length", 1) if inner else 0
     return total
@@ -66,6 +72,7 @@ class Collectives:
         num_bytes: of the whole arrays that are gathered, reduced or moved, all together.
         group: devices that take part in each.
         span: devices from the first to the last of a group: what they share decides how fast it is.
+        axes: of the mesh that the groups run along, joined by +; empty where that is not known.
     """
 
     kind: str
@@ -73,6 +80,7 @@ class Collectives:
     num_bytes: int
     group: int
     span: int
+    axes: str = ""
 
     @property
     def sent(self) -> float:
@@ -81,15 +89,16 @@ class Collectives:
         return self.num_bytes * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
 
 
-def collectives(text: str, num_devices: int) -> list[Collectives]:
-    """The collectives of one run of a compiled program, by kind and size of group.
+def collectives(text: str, num_devices: int, mesh: Mapping[str, int] | None = None) -> list[Collectives]:
+    """The collectives of one run of a compiled program, by kind, size of group and axes of the mesh.
 
     Args:
         text: `compiled.as_text()`.
         num_devices: of the program; the size of a group that is not written out.
+        mesh: sizes of its axes in their order.
     """
     bodies = _computations(text)
-    found: dict[tuple[str, str], tuple[int, int, int]] = {}
+    found: dict[tuple[str, str], tuple[int, int, int, str]] = {}
     for name, times in _times(bodies).items():
         for line in bodies[name]:
             match = _COLLECTIVE.search(line)
@@ -102,14 +111,17 @@ def collectives(text: str, num_devices: int) -> list[Collectives]:
             kind = "reduce-scatter" if kind == "all-reduce" and "reduce-scatter" in name else kind
             channel = re.search(r"channel_id=(\d+)", line)
             key = (kind, channel[1] if channel else line.split("=")[0].strip())
-            seen = found.get(key, (0, 0, group))
-            found[key] = (max(seen[0], times), max(seen[1], size), group)
-    totals: dict[tuple[str, int], tuple[int, int]] = {}
-    for (kind, _), (times, size, group) in found.items():
+            seen = found.get(key, (0, 0, group, ""))
+            found[key] = (max(seen[0], times), max(seen[1], size), group, _along(line, mesh or {}))
+    totals: dict[tuple[str, int, str], tuple[int, int]] = {}
+    for (kind, _), (times, size, group, along) in found.items():
         if group > 1:
-            count, total = totals.get((kind, group), (0, 0))
-            totals[kind, group] = (count + times, total + times * size)
-    return [Collectives(kind, *totals[kind, group], group, num_devices) for kind, group in sorted(totals)]
+            count, total = totals.get((kind, group, along), (0, 0))
+            totals[kind, group, along] = (count + times, total + times * size)
+    return [
+        Collectives(kind, *totals[kind, group, along], group, num_devices, along)
+        for kind, group, along in sorted(totals)
+    ]
 
 
 def _computations(text: str) -> dict[str, list[str]]:
@@ -152,14 +164,30 @@ def _calls(lines: list[str], bodies: dict[str, list[str]]) -> Iterator[tuple[str
 
 
 def _trip_count(line: str, bodies: dict[str, list[str]]) -> int:
-    """How often a loop runs: as the compiler noted it, or the constant that its counter is compared with."""
+    """How often a loop runs: as the compiler noted it, or the constant that its counter is compared with, by steps."""
     known = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
     if known is not None:
         return int(known[1])
-    condition = re.search(r"condition=%([\w.\-]+)", line)
-    lines = bodies.get(condition[1], []) if condition else []
-    limits = [int(limit[1]) for limit in map(_LIMIT.search, lines) if limit]
-    return limits[0] if len(limits) == 1 else 1
+    condition, body = (
+        bodies.get(name[1], []) if name else []
+        for name in (re.search(rf"{part}=%([\w.\-]+)", line) for part in ("condition", "body"))
+    )
+    limits = [int(limit[1]) for limit in map(_LIMIT.search, condition) if limit]
+    return -(-limits[0] // _step(condition, body)) if len(limits) == 1 else 1
+
+
+def _step(condition: list[str], body: list[str]) -> int:
+    """By how much a loop's counter grows; loops that exchange parts of a product while they compute are unrolled."""
+    texts = {line.split("=")[0].replace("ROOT", "").strip().lstrip("%"): line for line in body}
+    index = next((found[1] for found in (re.search(r"\), index=(\d+)", line) for line in condition) if found), None)
+    root = next((line for line in body if line.lstrip().startswith("ROOT")), "")
+    results = re.findall(r"%([\w.\-]+)", root.partition(" tuple(")[2].partition(")")[0])
+    if index is None or int(index) >= len(results):
+        return 1
+    added = re.search(r" add\(([^)]*)\)", texts.get(results[int(index)], ""))
+    terms = re.findall(r"%([\w.\-]+)", added[1]) if added else []
+    constants = [_CONSTANT.search(texts.get(term, "")) for term in terms]
+    return next((int(found[1]) for found in constants if found and int(found[1])), 1)
 
 
 def _collective_bytes(shape: str, kind: str, group: int, *, started: bool) -> int:
@@ -177,6 +205,24 @@ def _array_bytes(match: re.Match[str]) -> int:
     digits = re.sub(r"\D", "", kind)
     width = _WIDTHS.get(kind, int(digits) // 8 if digits else 0)
     return width * math.prod(int(size) for size in dimensions.split(",") if size)
+
+
+def _along(line: str, mesh: Mapping[str, int]) -> str:
+    """The axes of the mesh along which the devices of a group differ, from the first group."""
+    if not mesh:
+        return ""
+    listed = re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", line)
+    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
+    if listed is not None:
+        members = [int(device) for device in listed[1].split(",")]
+    elif iota is not None:
+        sizes = [int(size) for size in iota[3].split(",")]
+        order = [int(axis) for axis in iota[4].split(",")] if iota[4] else range(len(sizes))
+        members = np.arange(math.prod(sizes)).reshape(sizes).transpose(order).reshape(-1, int(iota[2]))[0].tolist()
+    else:
+        return ""
+    places = np.array(np.unravel_index(members, tuple(mesh.values())))
+    return "+".join(axis for axis, place in zip(mesh, places, strict=True) if len(set(place.tolist())) > 1)
 
 
 def _group_size(line: str, num_devices: int) -> int:

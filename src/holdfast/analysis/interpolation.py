@@ -28,10 +28,10 @@ from holdfast.models.parameters import tree_of
 from holdfast.models.pretrained.write import new_folder
 from holdfast.training.initial import abstract
 from holdfast.training.manifest import Progress
+from holdfast.training.placement import shardings_of
 from holdfast.training.restore import WEIGHTS_ALONE, model_differences
 from holdfast.training.results import RESULTS, ResultsRecorder, chosen_evaluator, write_evaluation
 from holdfast.training.runs import OpenRun, open_run
-from holdfast.training.state import shardings_of
 from holdfast.training.triggers import Measurement
 from holdfast.training.weights import run_dir_of
 from holdfast.types import Json

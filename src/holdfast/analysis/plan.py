@@ -311,13 +311,13 @@ def cost(run: ResolvedRun, plan: DataPlan) -> Json:
         trained = jax.eval_shape(trainable.part, params)
         reference = shapes if trainable.lora else params
     state = jax.eval_shape(optimizer.init, trained)
-    needs_reference = curriculum.needs_reference(0)
+    held = _held_reference(run, reference) if curriculum.needs_reference(0) else {"device": 0, "host": 0}
     rows = config.per_device_batch_size if config.per_device_batch_size > 0 else config.batch_size
     memory = {
         "parameters": _bytes(params),
         "gradients": _bytes(trained),
         "optimizer": _bytes(state),
-        "reference": _bytes(reference) if needs_reference else 0,
+        "reference": held["device"],
         "methods": _bytes(jax.eval_shape(lambda part: initial_memory(methods_of(run), part), trained)),
         "average": _numbers(trained) * 4 if run.options.run.ema else 0,
         "activations": rows * curriculum.block_size * model.kind.activation_bytes(model),
@@ -333,7 +333,19 @@ def cost(run: ResolvedRun, plan: DataPlan) -> Json:
         "flops_per_token": flops,
         "total_flops": total,
         "estimated_memory": {**memory, "total": sum(memory.values()), "micro_batch_rows": rows},
+        "estimated_host_memory": held["host"],
     }
+
+
+def _held_reference(run: ResolvedRun, reference: Tree) -> dict[str, int]:
+    """Bytes of a reference on the device and on its host, as its options hold it."""
+    from holdfast.analysis.estimates import streamed_bytes
+
+    store = objective_at(run, 0).held
+    num_bytes = _numbers(reference) * np.dtype(store.dtype).itemsize if store.dtype else _bytes(reference)
+    if store.memory == "device":
+        return {"device": num_bytes, "host": 0}
+    return {"device": streamed_bytes(run.model, reference, num_bytes), "host": num_bytes}
 
 
 def time_here(run: ResolvedRun, training_flops: float) -> Json:

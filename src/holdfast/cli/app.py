@@ -7,6 +7,7 @@ from typing import Annotated, List, Optional
 import typer
 
 from holdfast.cli.average import average_command
+from holdfast.cli.bisect import bisect_command
 from holdfast.cli.cluster import app as queue_app
 from holdfast.cli.cluster import submit_command
 from holdfast.cli.configure import configure_command, jobs_command
@@ -85,6 +86,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate_command,
     "forgotten": forgotten_command,
     "diff": diff_command,
+    "bisect": bisect_command,
     "average": average_command,
     "report": report_command,
     "compare": compare_command,

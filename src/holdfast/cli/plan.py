@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, List, Optional
 
@@ -16,6 +16,8 @@ from holdfast.types import Json
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from holdfast.training.resolve import ResolvedRun
 
 SHADES = " ░▒▓█"
 PICTURE_WIDTH = 64
@@ -31,6 +33,14 @@ def plan_command(
     devices: Annotated[
         Optional[str], typer.Option("--devices", help="How many: a TPU's torus (2x4), a number of GPUs (8).")
     ] = None,
+    pilots: Annotated[
+        Optional[List[Path]],
+        typer.Option("--pilot", help="A shorter run on the same data: where would the losses end? Repeatable."),
+    ] = None,
+    budget: Annotated[
+        Optional[float],
+        typer.Option("--budget", help="Bits per byte that old losses may rise: which replay rate do pilots say?"),
+    ] = None,
 ) -> None:
     """Show what a run will do, and about how long it takes.
 
@@ -39,6 +49,8 @@ def plan_command(
     Needs no data: what is not prepared yet is a warning. Refuses what `run` would refuse.
 
     With --chip also the memory, the collectives and the time of a step there, for each kind of stage.
+
+    With --pilot where the losses would end, as shorter runs tell; with --budget the cheapest replay rate that keeps it.
 
     Example: holdfast plan my.yaml training.fade.overlap=0.2
     """
@@ -62,15 +74,42 @@ def plan_command(
         from holdfast.analysis.chip_plan import chip_plan
 
         plan["chip"] = chip_plan(run, target, sizes)
+    said = pilots_say(run, pilots or [], budget)
     if as_json:
-        print(json.dumps(plan))
+        print(json.dumps(plan | ({"pilots": said} if pilots else {})))
         return
     from rich.console import Console
 
     show(plan, Console(highlight=False))
-    if target is not None:
-        for line in chip_lines(plan["chip"]):
-            print(line)
+    for line in [*(chip_lines(plan["chip"]) if target is not None else ()), *said]:
+        print(line)
+
+
+def pilots_say(run: "ResolvedRun", paths: Sequence[Path], budget: float | None) -> list[str]:
+    """What shorter runs say of a planned one.
+
+    Args:
+        budget: of every old dataset of the stages that pilots know; those of `keep` unless given.
+    """
+    if not paths:
+        if budget is not None:
+            raise UserError("--budget: pilots tell the cheapest replay rate; give --pilot RUN with at least 3 rates")
+        return []
+    from holdfast.report import readable
+    from holdfast.report.forecasts import pilot, pilot_lines, stages_ahead
+    from holdfast.report.run_files import open_run
+
+    stages = stages_ahead(run.job, run.options, run.curriculum)
+    if not stages:
+        raise UserError("--pilot: the plan has one stage; a forecast is of what follows a switch")
+    pilots = []
+    for path in paths:
+        with readable(path):
+            pilots.append(pilot(open_run(path, curves=False), stages))
+    old = dict.fromkeys(name for each in pilots for name in each.stage.old)
+    kept = run.options.keep.limits
+    budgets = {name: budget if budget is not None else kept[name] for name in old if budget is not None or name in kept}
+    return pilot_lines(pilots, budgets)
 
 
 def show(plan: Json, console: "Console") -> None:
@@ -237,6 +276,8 @@ def _memory(step: Json, limit: int) -> Iterator[str]:
     verdict = "fits" if step["fits"] else "DOES NOT FIT: lower training/per_device_batch_size, raise topology/fsdp"
     total = "more than there is" if memory["total"] > 1e6 * limit else f"{_size(memory['total'])} a device"
     yield f"  memory        {total}{f' ({parts})' if parts else ''}: {verdict}"
+    if step["host_bytes"]:
+        yield f"  on the host   {_size(step['host_bytes'])} for each device: the reference's weights"
 
 
 def _collectives(step: Json) -> Iterator[str]:
@@ -246,9 +287,13 @@ def _collectives(step: Json) -> Iterator[str]:
         yield "  collectives   none"
     for part in step["collectives"]:
         yield (
-            f"  {part['kind']:<18} {part['count']:>7,} over {part['group']:>4} devices, {_size(part['num_bytes'])} in "
-            f"all, a device sends {_size(part['sent'])}"
+            f"  {part['kind']:<18} {part['count']:>7,} over {part['group']:>4} devices{_along(part)}, "
+            f"{_size(part['num_bytes'])} in all, a device sends {_size(part['sent'])}"
         )
+
+
+def _along(part: Json) -> str:
+    return f" ({part['axes']})" if part["axes"] else ""
 
 
 def _seconds(step: Json) -> Iterator[str]:

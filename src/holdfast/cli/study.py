@@ -32,6 +32,7 @@ def plan(studies: Files, out: Out = Path("runs")) -> None:
 
     from holdfast.cli.options import table
     from holdfast.studies.graph import cost
+    from holdfast.studies.records import is_finished
 
     console = Console(highlight=False)
     for path in studies:
@@ -45,7 +46,8 @@ def plan(studies: Files, out: Out = Path("runs")) -> None:
         served = {cell.arm for run in state.runs for cell in run.cells} - {*arms}
         rows += [(arm, "0", "0", "0", "0") for arm in sorted(served)]
         console.print(table(("arm", "runs", "steps", "shared steps", "runs left"), rows, title=progress.study.name))
-        whole, left = cost(state.runs), cost(state.pending)
+        untrained = [run for run in state.pending if not is_finished(progress.folder / run.name)]
+        whole, left = cost(state.runs), cost(untrained)
         console.print(
             f"{whole.runs} runs, {whole.steps:,} steps; one by one from scratch {whole.alone:,}: × {whole.ideal:.2f}"
         )
@@ -59,6 +61,9 @@ def plan(studies: Files, out: Out = Path("runs")) -> None:
         seconds = _step_seconds(progress)
         time = "" if seconds is None else f", about {_duration(left.steps * seconds)} at {seconds:.3f} s a step"
         console.print(f"left: {left.runs} runs, {left.steps:,} steps{time}")
+        measured = len(state.pending) - len(untrained)
+        if measured:
+            console.print(f"{measured} finished runs are to be measured afterwards")
 
 
 def _shown(state: "State", arm: str) -> str:
@@ -99,6 +104,7 @@ def status(studies: Files, out: Out = Path("runs")) -> None:
     from holdfast.cli.options import table
     from holdfast.execution.checkpoints import list_checkpoints
     from holdfast.execution.files import is_locked
+    from holdfast.studies.records import is_finished
     from holdfast.studies.runner import claim_held
 
     console = Console(highlight=False)
@@ -110,6 +116,7 @@ def status(studies: Files, out: Out = Path("runs")) -> None:
             saved = [info.step for info in list_checkpoints(folder / "checkpoints")]
             held = is_locked(folder) or claim_held(progress.folder, run.name)
             word = "running" if held else "begun" if saved or folder.is_dir() else "missing"
+            word = "to be measured" if not held and is_finished(folder) else word
             rows.append((run.name, word, f"{max(saved, default=0)} of {run.total_steps}", run.parent or ""))
         done = len(state.finished) + len(state.kept)
         console.print(f"{progress.study.name}: {done} of {len(state.runs)} runs are finished")

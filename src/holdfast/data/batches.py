@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.data.plan import DataPlan
+from holdfast.data.plan import DataPlan, RowRefs
 from holdfast.data.sampling import DatasetStyle, SourceKey
 from holdfast.data.slots import OldSlots, slot_order
 
@@ -127,13 +127,23 @@ class Batches:
     def __len__(self) -> int:
         return self.plan.curriculum.total_steps
 
-    def __getitem__(self, step: int) -> Batch:
+    def _drawn(self, step: int) -> tuple[RowRefs, NDArray[np.bool_], NDArray[np.int64], int | None]:
+        """The rows of a step, which of them are old, the order in which this process has them, and their slots."""
         refs = self.plan.rows_at(step)
         old = self.plan.is_old(self.plan.curriculum.stage_at(step))[refs.source]
         flat = self._selected.reshape(-1)
         slots = None if self.slots is None else self.slots.at(step)
         if self.slots is not None and slots is not None:
             flat = slot_order(old, self.slots.num_micro, self.slots.shards, slots)[flat]
+        return refs, old, flat, slots
+
+    def refs(self, step: int) -> RowRefs:
+        """What the rows of a step's batch are, one after the other as the batch has them."""
+        refs, _, flat, _ = self._drawn(step)
+        return RowRefs(*(part[flat] for part in refs))
+
+    def __getitem__(self, step: int) -> Batch:
+        refs, old, flat, slots = self._drawn(step)
         fields = gather(self._rows, refs.source[flat], refs.row[flat], self.plan.curriculum.block_size)
         batch = self._masked(fields, old[flat])
         if self.plan.curriculum.budgets:

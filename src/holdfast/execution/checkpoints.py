@@ -16,6 +16,7 @@ import re
 import shutil
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -243,18 +244,21 @@ def _quiet_orbax() -> None:
     """Keep Orbax from printing what it raises anyway.
 
     It warns of what we ask it for, logs every error, and after one TensorStore still answers to an event loop that
-    Orbax has closed. What else it was reading then fails where nobody waits for it.
+    Orbax has closed. What else it was reading then fails where nobody waits for it, and what it was about to write is
+    left as coroutines that were never begun.
     """
     from absl import logging as absl_logging
 
     absl_logging.set_verbosity(absl_logging.FATAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     shown = sys.unraisablehook
 
     def hook(trouble: "sys.UnraisableHookArgs") -> None:
         code = getattr(trouble.object, "cr_code", None)  # of a coroutine
         left = code is not None and "orbax" in Path(code.co_filename).parts
-        if not left and str(trouble.exc_value) != "Event loop is closed":
+        half_made = isinstance(trouble.exc_value, AttributeError) and "_ssock" in str(trouble.exc_value)
+        if not left and not half_made and str(trouble.exc_value) != "Event loop is closed":
             shown(trouble)
 
     sys.unraisablehook = hook

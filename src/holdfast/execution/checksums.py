@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from holdfast.execution.memory import on_device
 from holdfast.types import Tree
 
 
@@ -69,12 +70,12 @@ def not_finite(tree: Tree) -> list[str]:
 
 
 def _sums(tree: Tree) -> jax.Array:
-    leaves = jax.tree.leaves(tree)
+    leaves = jax.tree.leaves(on_device(tree))
     return jnp.stack([bit_sums(jnp.asarray(leaf)) for leaf in leaves]) if leaves else jnp.zeros((0, 2), jnp.uint32)
 
 
 def _finite(tree: Tree) -> jax.Array:
-    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(on_device(tree))]
     flags = [jnp.isfinite(leaf).all() if jnp.issubdtype(leaf.dtype, jnp.inexact) else True for leaf in leaves]
     return jnp.array(flags, bool)
 

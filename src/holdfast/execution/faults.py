@@ -46,8 +46,8 @@ def fault_point(name: str) -> None:
         _hook(name)
 
 
-def kill_at(wanted: str, count: int = 1) -> Callable[[str], None]:
-    """A hook that kills the process when it passes a point for the given time."""
+def at_point(wanted: str, count: int, act: Callable[[], object]) -> Callable[[str], None]:
+    """A hook that does something when the process passes a point for the given time."""
     left = count
 
     def hook(name: str) -> None:
@@ -55,9 +55,14 @@ def kill_at(wanted: str, count: int = 1) -> Callable[[str], None]:
         if name == wanted:
             left -= 1
             if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                act()
 
     return hook
+
+
+def kill_at(wanted: str, count: int = 1) -> Callable[[str], None]:
+    """A hook that kills the process when it passes a point for the given time."""
+    return at_point(wanted, count, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def _from_environment() -> None:

@@ -28,6 +28,7 @@ class ExecutionSpec:
         parent: `RUN@CHECKPOINT` whose past a new run shares.
         init_from: `RUN[@CHECKPOINT]` whose weights a new run starts from.
         on_results: called with the run's folder whenever results were written; what it raises is only shown.
+        folder: the run's own folder where it lies elsewhere than `ROOT/PROJECT/GROUP/NAME`; for runs that exist.
         resolved: the resolved run (`training.resolve.ResolvedRun`); None: the job resolves the current configuration.
     """
 
@@ -41,6 +42,7 @@ class ExecutionSpec:
     init_from: Optional[str] = None
     on_results: Optional[Callable[[Path], object]] = None
     resolved: Any = None
+    folder: Optional[Path] = None
 
     def __post_init__(self) -> None:
         check_name(self.name, "--name")
@@ -72,5 +74,5 @@ class ExecutionSpec:
 
     @property
     def run_dir(self) -> Path:
-        """The run's own folder, `ROOT/PROJECT/GROUP/NAME`."""
-        return self.root / self.project / self.group / self.name
+        """The run's own folder, `ROOT/PROJECT/GROUP/NAME` unless it is given."""
+        return self.folder or self.root / self.project / self.group / self.name

@@ -18,7 +18,7 @@ from holdfast.errors import RunError
 
 T = TypeVar("T")
 
-_REASONS = {
+REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the quota of the disk is used up",
     errno.EFBIG: "a file may not become larger here",
@@ -39,20 +39,19 @@ _REASONS = {
     errno.ENFILE: "this machine cannot open more files",
     errno.ENOMEM: "there is too little memory",
 }
-_LIMITS = {_REASONS[number] for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)}
+_LIMITS = {REASONS[number] for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)}
 # How libraries say that memory, or a thread, was not to be had.
 _NO_MEMORY = re.compile(
     "RESOURCE_EXHAUSTED|bad_alloc|[Cc]annot allocate memory|failed to map segment|can't start new thread"
 )
 # Not the fault of the file that is read, so no reason to think it damaged.
 _NOT_THE_FILE = {
-    reason for number, reason in _REASONS.items() if number not in (errno.ENOENT, errno.ENOTDIR, errno.EIO, errno.EFBIG)
+    reason for number, reason in REASONS.items() if number not in (errno.ENOENT, errno.ENOTDIR, errno.EIO, errno.EFBIG)
 }
 # A connection over the network raises these too, but names no file.
 _ALSO_NETWORK = {errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT}
 _NUMBER = re.compile(r"(?:OS error |os_error_code=')(\d+)")  # as the versions of TensorStore write it
 LONGEST_PAUSE = 5.0
-SMALLEST_ADDRESS_SPACE = 384 << 20  # with which the libraries can be imported, with room for a small store
 
 
 def disk_reason(error: BaseException | None) -> str | None:
@@ -71,15 +70,15 @@ def disk_reason(error: BaseException | None) -> str | None:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         if isinstance(error, MemoryError):
-            return _REASONS[errno.ENOMEM]
+            return REASONS[errno.ENOMEM]
         numbers: list[int | None] = [int(number) for number in _NUMBER.findall(str(error))]
         if isinstance(error, OSError) and (error.filename is not None or error.errno not in _ALSO_NETWORK):
             numbers.append(error.errno)
         for number in numbers:
-            if number in _REASONS:
-                return _REASONS[number]
+            if number in REASONS:
+                return REASONS[number]
         if _NO_MEMORY.search(str(error)):
-            return _REASONS[errno.ENOMEM]
+            return REASONS[errno.ENOMEM]
         error = error.__cause__ or error.__context__
     return None
 
@@ -101,33 +100,12 @@ def failed_line(error: BaseException) -> str | None:
     return None if reason is None else f"failed: {reason}: {' '.join(str(error).split())[:300]}"
 
 
-def check_address_space() -> None:
-    """Refuse to start in less memory (`ulimit -v`) than it takes to import what a command needs.
-
-    Below that, OpenBLAS fails while NumPy is imported: in lines of its own, or by waiting without end. So this comes
-    before NumPy. Where there is a limit, OpenBLAS also gets one thread, since each takes tens of megabytes for itself.
-    """
-    try:
-        import resource
-    except ImportError:  # not on this system
-        return
-    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if allowed == resource.RLIM_INFINITY:
-        return
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if allowed < SMALLEST_ADDRESS_SPACE:
-        raise RunError(
-            f"{_REASONS[errno.ENOMEM]}: this process may have {allowed >> 20} MB, and needs "
-            f"{SMALLEST_ADDRESS_SPACE >> 20} MB to start: raise the limit (`ulimit -v`)"
-        )
-
-
 def _limit_reached() -> str | None:
     """Whether no more files can be opened: an import then fails as if the module did not exist."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
-        reason = _REASONS.get(error.errno or 0)
+        reason = REASONS.get(error.errno or 0)
         return reason if reason in _LIMITS else None
     return None
 

@@ -17,7 +17,7 @@ from flax import linen as nn
 
 from holdfast.models import axes, kernels
 from holdfast.models.config import ROTATED, UNROTATED, WINDOWED, ModelSpec
-from holdfast.models.kernels import PLAIN, Rules
+from holdfast.models.kernels import PLAIN, Rules, named
 from holdfast.models.layers import INIT_STD, Angles, capped, dense, logical, norm, rotate
 
 MASKED = -1e30  # finite, so that a row of masked scores gives no NaN
@@ -97,8 +97,7 @@ def fused_attention(
         time = jnp.arange(q_BTHK.shape[1])
         near = (time[:, None] - time[None, :] < reach)[None, None]
         mask = near if mask is None else mask & near
-    mixed_BTHK: jax.Array = masked_product(q_BTHK, k_BTGK, v_BTGK, mask, rules.scale)
-    return mixed_BTHK
+    return named(masked_product(q_BTHK, k_BTGK, v_BTGK, mask, rules.scale))
 
 
 @functools.partial(jax.jit, static_argnums=(4,))
@@ -166,7 +165,7 @@ def _chunked_forward(
         weights, sums, slopes = _weights(q_BGRTK[..., start:end, :], k_BGTK[:, :, first:end], mask, rules)
         outputs.append(_mix(weights, sums, v_BGTK[:, :, first:end]))
         saved.append((weights, sums, slopes))
-    mixed_BGRTK = jnp.concatenate(outputs, axis=3)
+    mixed_BGRTK = named(jnp.concatenate(outputs, axis=3))
     return _by_time(mixed_BGRTK), (q_BGRTK, k_BGTK, v_BGTK, mixed_BGRTK, saved)
 
 

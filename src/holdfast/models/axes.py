@@ -4,6 +4,7 @@ The mesh has the axes `data` (rows), `fsdp` (rows, and parameters split along wi
 feed-forward width and vocabulary).
 """
 
+import math
 from collections.abc import Mapping
 
 from holdfast.errors import ConfigError
@@ -22,11 +23,16 @@ LAYERS = "layers"  # the stacked layers
 NORM = "norm"  # small vectors: scales and biases, one copy on each device
 ACTIVATION = "activation"  # width of the residual stream, in activations
 
+GROUP = "group"  # rows of all fsdp shards together, where each holds a part of what every row needs
+CUT_VOCAB = "cut_vocab"  # the vocabulary where fsdp shards hold parts of it, beside `GROUP`
+
 BATCH_AXES = ("data", "fsdp")
 
 MOMENTS = "moments"  # collection of what is measured of kernels' inputs (`models/moments.py`)
 
-RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
+Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
+
+RULES: Rules = (
     (BATCH, BATCH_AXES),
     (EXPERTS, "fsdp"),  # before the width: an axis of the mesh splits a parameter once
     (EMBED, "fsdp"),
@@ -39,7 +45,34 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     (NORM, None),
     (ROUTES, None),
     (ACTIVATION, None),
+    (CUT_VOCAB, ("tensor", "fsdp")),
 )
+
+
+def row_axes() -> tuple[str, ...]:
+    """Axes of the mesh that rows are split over by the compiler.
+
+    Inside a part that runs once for each shard of `data` (`training/step.py`) that axis is split already.
+    """
+    import jax
+
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(axis for axis in BATCH_AXES if axis not in manual)
+
+
+def rules() -> Rules:
+    """The rules where they are asked for: `RULES`, without what is split already."""
+    rows = row_axes()
+    return ((BATCH, rows), (GROUP, rows[:-1]), *RULES[1:])
+
+
+def group_rows(rows: int) -> int:
+    """Over how many fsdp shards the rows are spread; 1 where the mesh does not split them evenly, or there is none."""
+    import jax
+
+    sizes = jax.sharding.get_abstract_mesh().shape
+    shards = math.prod(sizes.get(axis, 1) for axis in row_axes())
+    return sizes.get("fsdp", 1) if rows % shards == 0 else 1
 
 
 def check_divisible(spec: ModelSpec, mesh_sizes: Mapping[str, int]) -> None:

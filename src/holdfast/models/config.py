@@ -22,6 +22,8 @@ POSITIONS = ("learned", "rotary")
 WINDOWED, FULL = "w", "f"  # letters of `window_layers`
 ROTATED, UNROTATED = "r", "n"  # letters of `rope_layers`
 DTYPES = ("float32", "bfloat16")
+KEEP_ALL, FULL_REMAT, DOTS, SAVE_ATTENTION = "none", "full", "dots", "save_attention"  # values of `remat`
+REMAT = (KEEP_ALL, FULL_REMAT, DOTS, SAVE_ATTENTION, True, False)
 DEFAULT_PRESET = "tiny"
 MOST_LAYERS, MOST_PARAMETERS = 10_000, 10**14
 LAYERS = "layers/"  # what the names of all parameters of the layers begin with
@@ -161,8 +163,13 @@ class ArchitectureConfig:
         "architecture/param_dtype", default=None, choices=DTYPES, help="type of the parameters"
     )
     dtype: Optional[str] = field("architecture/dtype", default=None, choices=DTYPES, help="type of the activations")
-    remat: Optional[bool] = field(
-        "architecture/remat", default=None, help="recompute each layer in the backward pass to save memory"
+    remat: Optional[bool | str] = field(
+        "architecture/remat",
+        resume="free",
+        default=None,
+        choices=REMAT,
+        help="what the backward pass computes again to save memory: none (false) of a layer, full (true): all of it, "
+        "dots: all but matrix products, save_attention: all but attention",
     )
     scan_layers: Optional[bool] = field(
         "architecture/scan_layers",
@@ -206,7 +213,7 @@ class ModelSpec:
     dropout: float = 0.0
     param_dtype: str = "float32"
     dtype: str = "float32"
-    remat: bool = False
+    remat: bool | str = False
     scan_layers: bool = False
     # Only pretrained models have these: how their rotary positions were stretched.
     rope_scaling: str = "none"  # none, linear or llama3
@@ -233,6 +240,15 @@ class ModelSpec:
     def gated(self) -> bool:
         """Whether the feed-forward layer multiplies its activation with a second projection."""
         return self.activation.endswith("_gated")
+
+    @property
+    def remat_policy(self) -> str:
+        """What of a layer the backward pass computes again, by name.
+
+        >>> ModelSpec(1, 2, 1, 1, 2, 8, vocab_size=10, block_size=3, remat=True).remat_policy
+        'full'
+        """
+        return self.remat if isinstance(self.remat, str) else FULL_REMAT if self.remat else KEEP_ALL
 
     @property
     def rotary_dim(self) -> int:

@@ -21,7 +21,8 @@ from flax import linen as nn
 
 from holdfast.models import axes
 from holdfast.models.attention import Attention, Context, LayerCache, LayerKind, layer_kinds
-from holdfast.models.config import ModelSpec
+from holdfast.models.config import DOTS, KEEP_ALL, SAVE_ATTENTION, ModelSpec
+from holdfast.models.kernels import MIXED_NAME
 from holdfast.models.layers import (
     Dropout,
     Embedding,
@@ -102,16 +103,28 @@ class Layer(nn.Module):
         return x_BTD if self.spec.residual_scale == 1 else x_BTD * self.spec.residual_scale
 
 
+def rematerialised(spec: ModelSpec) -> Any:
+    """The layer, of which the backward pass computes again what `architecture/remat` says."""
+    policy = spec.remat_policy
+    if policy == KEEP_ALL:
+        return Layer
+    saved = {
+        # Dense products alone: those of attention have a batch axis, and their results are as large as its scores.
+        DOTS: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        SAVE_ATTENTION: jax.checkpoint_policies.save_only_these_names(MIXED_NAME),
+    }
+    # prevent_cse guards against an optimisation that a loop rules out anyway.
+    return nn.remat(Layer, prevent_cse=not spec.scan_layers, static_argnums=(4,), policy=saved.get(policy))
+
+
 def stacked_layers(spec: ModelSpec, feed_forward: Callable[..., nn.Module] = Mlp) -> Any:
     """All layers as one module whose parameters have the layer as their first axis.
 
     `scan_layers` decides only whether the loop is compiled as a loop: names, shapes, initial values and
     results are the same without it.
     """
-    # prevent_cse guards against an optimisation that a loop rules out anyway.
-    layer = nn.remat(Layer, prevent_cse=not spec.scan_layers, static_argnums=(4,)) if spec.remat else Layer
     return nn.scan(
-        layer,
+        rematerialised(spec),
         variable_axes={"params": 0, axes.MOMENTS: 0},
         split_rngs={"params": True, "dropout": spec.dropout > 0},
         in_axes=(0, nn.broadcast, nn.broadcast, 0),

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
+from holdfast.execution.memory import on_device
 from holdfast.models import axes
 from holdfast.models.kernels import target_platform
 from holdfast.models.layers import INIT_STD, Dense, Measured, Mlp, activate, gathered, parameter
@@ -244,7 +245,7 @@ class Experts(nn.Module):
 
     def _bias(self) -> jax.Array:
         boxed = nn.with_logical_partitioning(nn.initializers.zeros, (axes.NORM,))
-        bias_E: Any = self.param("bias", boxed, (self.spec.n_experts,), jnp.dtype(self.spec.param_dtype))
+        bias_E: Any = on_device(self.param("bias", boxed, (self.spec.n_experts,), jnp.dtype(self.spec.param_dtype)))
         found: jax.Array = bias_E.astype(jnp.float32)
         return found
 

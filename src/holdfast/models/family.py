@@ -21,7 +21,10 @@ from holdfast.errors import ConfigError
 from holdfast.models import axes
 from holdfast.models.config import (
     DEFAULT_PRESET,
+    DOTS,
+    KEEP_ALL,
     LAYERS,
+    SAVE_ATTENTION,
     ArchitectureConfig,
     ModelSpec,
     options_of,
@@ -82,6 +85,9 @@ class ModelFamily(ABC, Generic[O]):
     #: Options that may differ between a checkpoint and the run that takes its weights; `block_size` among them where
     #: no parameter depends on it.
     free: frozenset[str] = frozenset()
+    #: Whether its module takes weights in any floating type, and in the host's memory, and brings each to the device
+    #: where it uses it, as `holdfast.models.layers.parameter` does. Otherwise a reference is brought there in all.
+    brings_weights: bool = False
 
     # What a family must have
 
@@ -106,6 +112,13 @@ class ModelFamily(ABC, Generic[O]):
     def stochastic(self, options: O) -> bool:
         """Whether a training step draws random numbers (`make_rng("dropout")`)."""
         return True
+
+    def sums_rows(self, options: O) -> bool:
+        """Whether the loss of a training step is a sum of its rows' own, so that parts of a batch can be summed apart.
+
+        Not so with auxiliary losses of a whole batch, and with random numbers that depend on how it is cut.
+        """
+        return False
 
     def init_cache(self, model: "Model", num_rows: int, length: int) -> Any:
         """An empty cache for that many rows and tokens. By default it holds the tokens, and reading recomputes."""
@@ -276,6 +289,10 @@ class Model:
 
         return gathered(self.kind.unembedding(self.options, params), axes.EMBED, axes.VOCAB)
 
+    def stored_unembedding(self, params: Tree) -> "jax.Array":
+        """The same matrix in the shards that it is stored in: for `token_loss`, which places it by itself."""
+        return self.kind.unembedding(self.options, params)
+
     @property
     def softcap(self) -> float | None:
         """The bound of the logits, if they have one."""
@@ -441,11 +458,15 @@ class TransformerFamily(ModelFamily[S]):
     """What families have in common whose specification is a `ModelSpec` and whose module is a `Decoder`."""
 
     specification: type[ModelSpec] = ModelSpec
+    brings_weights = True
 
     def unembedding(self, options: S, params: Tree) -> "jax.Array":
         """The transposed embedding, or the matrix beside it."""
-        matrix: jax.Array = params["embed"]["embedding"].T if options.tie_embeddings else params["unembed"]["kernel"]
-        return matrix
+        from holdfast.models.layers import brought
+
+        if options.tie_embeddings:
+            return brought(params["embed"]["embedding"], axes.VOCAB, axes.EMBED, dtype=options.dtype).T
+        return brought(params["unembed"]["kernel"], axes.EMBED, axes.VOCAB, dtype=options.dtype)
 
     def softcap(self, options: S) -> float | None:
         """As `architecture/logit_softcap` has it."""
@@ -505,7 +526,18 @@ class TransformerFamily(ModelFamily[S]):
 
     def rematerialises(self, options: S) -> bool:
         """As `architecture/remat` has it."""
-        return options.remat
+        return options.remat_policy != KEEP_ALL
+
+
+def saved_numbers(spec: ModelSpec) -> int:
+    """Numbers for each token that a layer which is computed again saves, beside its input.
+
+    >>> spec = ModelSpec(1, 8, 2, 1, 4, 32, vocab_size=10, block_size=3, remat="save_attention")
+    >>> saved_numbers(spec), saved_numbers(dataclasses.replace(spec, remat="full"))
+    (8, 0)
+    """
+    products = sum(outputs for _, outputs, _ in projections(spec).values())
+    return {DOTS: products, SAVE_ATTENTION: spec.n_head * spec.head_dim}.get(spec.remat_policy, 0)
 
 
 @registry.families.register(DECODER, help="decoder-only transformer: GPT-2, Llama, Qwen, GPT-NeoX are settings of it")
@@ -525,6 +557,10 @@ class DecoderFamily(TransformerFamily[ModelSpec]):
         from holdfast.models.decoder import Decoder
 
         return Decoder(options)
+
+    def sums_rows(self, options: ModelSpec) -> bool:
+        """Without dropout."""
+        return not self.stochastic(options)
 
     def described(self, model: Model) -> Json:
         """The specification, as manifests have held it since before there were families."""
@@ -551,9 +587,13 @@ class DecoderFamily(TransformerFamily[ModelSpec]):
         axes.check_divisible(model.options, mesh_sizes)
 
     def activation_bytes(self, model: Model) -> int:
-        """Of the arrays that a layer keeps, roughly."""
+        """Of the arrays that a layer keeps, roughly; where it is computed again, of what is saved and of one layer."""
         spec: ModelSpec = model.options
-        numbers = spec.n_layers * (10 * spec.n_embd + 3 * spec.n_ff) + 4 * spec.n_embd
+        layer = 10 * spec.n_embd + 3 * spec.n_ff
+        if spec.remat_policy == KEEP_ALL:
+            numbers = spec.n_layers * layer + 4 * spec.n_embd
+        else:
+            numbers = spec.n_layers * (spec.n_embd + saved_numbers(spec)) + layer + 4 * spec.n_embd
         return numbers * (4 if spec.dtype == "float32" else 2)
 
     def working_memory(self, model: Model, rows: int, tensor: int) -> dict[str, int]:
@@ -562,7 +602,9 @@ class DecoderFamily(TransformerFamily[ModelSpec]):
         width, tokens = 4 if spec.dtype == "float32" else 2, rows * spec.block_size
         inner = (6 * spec.n_embd + (3 if spec.gated else 2) * spec.n_ff + 2 * spec.n_head * spec.head_dim) // tensor
         layer = (2 * spec.n_embd + inner) * tokens * width
-        kept = spec.n_layers * spec.n_embd * tokens * width + layer if spec.remat else spec.n_layers * layer
+        kept = spec.n_layers * layer
+        if spec.remat_policy != KEEP_ALL:
+            kept = spec.n_layers * (spec.n_embd + saved_numbers(spec) // tensor) * tokens * width + layer
         heads, unembedding = spec.n_head // tensor, spec.n_embd * spec.vocab_size // tensor
         return {
             "activations": kept,

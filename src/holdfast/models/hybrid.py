@@ -131,6 +131,10 @@ class HybridFamily(TransformerFamily[HybridSpec]):
 
         return Decoder(options, MixedLayers)
 
+    def sums_rows(self, options: HybridSpec) -> bool:
+        """Without dropout."""
+        return not self.stochastic(options)
+
     def init_cache(self, model: Model, num_rows: int, length: int) -> Any:
         """Keys and values, or a state, of each layer."""
         from holdfast.models.recurrent import init_cache

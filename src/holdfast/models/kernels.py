@@ -21,26 +21,39 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend import backend as jax_backend
 from jax.sharding import PartitionSpec
 
 from holdfast.models import axes
 
 PLAIN_NAME = "plain"
+MIXED_NAME = "mixed"  # of what attention keeps for its backward pass, beside its inputs: its result, sums of weights
 HALF = ("bfloat16", "float16")
 
 _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
+_memory: contextvars.ContextVar[int | None] = contextvars.ContextVar("memory", default=None)
 _emulated: contextvars.ContextVar[str | None] = contextvars.ContextVar("emulated", default=None)
 
 
 @contextlib.contextmanager
-def lowering_for(platform: str) -> Iterator[None]:
-    """What is traced inside is for devices of this platform, whatever devices this process has."""
-    token = _target.set(platform)
+def lowering_for(platform: str, memory: int | None = None) -> Iterator[None]:
+    """What is traced inside is for devices of this platform, whatever devices this process has.
+
+    Args:
+        memory: bytes of one of them, where it has memory of its own and that is known.
+    """
+    token, memory_token = _target.set(platform), _memory.set(memory)
     try:
         yield
     finally:
         _target.reset(token)
+        _memory.reset(memory_token)
+
+
+def target_memory() -> int | None:
+    """Bytes of the accelerator that is traced for; None on a CPU, and where none was named."""
+    return _memory.get()
 
 
 @contextlib.contextmanager
@@ -174,6 +187,12 @@ def target_is_named() -> bool:
     return _target.get() is not None
 
 
+def named(mixed: jax.Array) -> jax.Array:
+    """The result of attention, under the name by which `architecture/remat` saves it."""
+    result: jax.Array = checkpoint_name(mixed, MIXED_NAME)
+    return result
+
+
 # TPU
 
 LANES = 128
@@ -220,6 +239,7 @@ def splash(
         ),
         head_shards=1,
         q_seq_shards=1,
+        residual_checkpoint_name=MIXED_NAME,
         attn_logits_soft_cap=rules.softcap,
         interpret=interpreted(),
     )
@@ -263,7 +283,7 @@ def triton(
         block_sizes=BlockSizes(block, block, 32, 32, 32, 32),
         interpret=interpreted(),
     )
-    return mixed[:, :length]
+    return named(mixed)[:, :length]
 
 
 def cudnn(
@@ -271,7 +291,7 @@ def cudnn(
 ) -> jax.Array:
     """cuDNN's kernel through JAX; with segments it would need a mask of (T × T)."""
     assert segment_ids_BT is None, "the table gives this kernel rows of one text alone"
-    return jax.nn.dot_product_attention(
+    mixed = jax.nn.dot_product_attention(
         q_BTHK,
         k_BTGK,
         v_BTGK,
@@ -280,6 +300,7 @@ def cudnn(
         local_window_size=None if rules.window is None else (rules.window - 1, 0),
         implementation="cudnn",
     )
+    return named(mixed)
 
 
 KERNELS: dict[str, Kernel] = {"splash": splash, "triton": triton, "cudnn": cudnn}
@@ -301,7 +322,7 @@ def on_mesh(
     sizes = jax.sharding.get_abstract_mesh().shape
     if math.prod(sizes.values()) == 1:
         return kernel(q_BTHK, k_BTGK, v_BTGK, segment_ids_BT, rules)
-    rows: tuple[str, ...] | None = tuple(axis for axis in axes.BATCH_AXES if axis in sizes)
+    rows: tuple[str, ...] | None = tuple(axis for axis in axes.row_axes() if axis in sizes)
     if q_BTHK.shape[0] % math.prod(sizes[axis] for axis in rows or ()):
         rows = None  # too few to divide: every device takes all
     split = "tensor" if "tensor" in sizes and k_BTGK.shape[2] % sizes["tensor"] == 0 else None
@@ -310,6 +331,7 @@ def on_mesh(
         lambda q, k, v, own: kernel(q, k, v, own, rules),
         in_specs=(heads, heads, heads, ids),
         out_specs=heads,
+        axis_names=sizes.keys() - set(jax.sharding.get_abstract_mesh().manual_axes),
         check_vma=False,
     )(q_BTHK, k_BTGK, v_BTGK, segment_ids_BT)
     return out

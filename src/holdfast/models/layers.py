@@ -15,6 +15,7 @@ from flax import linen as nn
 from flax.linen import spmd
 from numpy.typing import NDArray
 
+from holdfast.execution.memory import in_host_memory, on_device
 from holdfast.models import axes
 from holdfast.models.config import ModelSpec
 from holdfast.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
@@ -26,7 +27,7 @@ Measured = dict[str, jax.Array]  # auxiliary losses of a layer, by name
 
 def logical(array: jax.Array, *names: str) -> jax.Array:
     """Hint how an activation is laid out on the mesh; nothing where no mesh is set."""
-    hinted: jax.Array = spmd.with_logical_constraint(array, names, rules=axes.RULES)
+    hinted: jax.Array = spmd.with_logical_constraint(array, names, rules=axes.rules())
     return hinted
 
 
@@ -39,12 +40,34 @@ def gathered(weight: jax.Array, *names: str) -> jax.Array:
     return logical(weight, *(axes.ACTIVATION if name == axes.EMBED else name for name in names))
 
 
-def parameter(module: nn.Module, name: str, init: Any, shape: tuple[int, ...], names: tuple[str, ...]) -> jax.Array:
-    """A parameter of a module in the module's `param_dtype`, with the logical names of its axes."""
+def parameter(
+    module: nn.Module, name: str, init: Any, shape: tuple[int, ...], names: tuple[str, ...], used_as: str | None = None
+) -> jax.Array:
+    """A parameter of a module in the module's `param_dtype`, with the logical names of its axes.
+
+    One that is given in the host's memory (a reference) is brought to the device here: inside the loop over layers, so
+    that there is one layer of them on the device at a time.
+
+    Args:
+        used_as: the type of all uses, if that is one.
+    """
     dtype = jnp.dtype(module.param_dtype)
     value: Any = module.param(name, nn.with_logical_partitioning(init, names), shape, dtype)
-    array: jax.Array = value
-    return array
+    return brought(value, *names, dtype=used_as)
+
+
+def brought(weight: jax.Array, *names: str, dtype: str | None = None) -> jax.Array:
+    """A weight on the device: as it is, or from the host's memory, where its shards become no larger than they must.
+
+    Args:
+        dtype: in which all uses of it are, so that one from the host need not be held in its own.
+    """
+    if not in_host_memory(weight):
+        return weight
+    moved = logical(on_device(weight), *names)
+    # Behind the barrier it is gathered from the device's shards: a compiler may gather on the host otherwise.
+    behind: jax.Array = jax.lax.optimization_barrier(moved if dtype is None else moved.astype(dtype))
+    return behind
 
 
 def capped(logits: jax.Array, softcap: float | None) -> jax.Array:
@@ -93,7 +116,7 @@ class Dense(nn.Module):
 
     def _stored(self, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         inward, outward, scale = (
-            jnp.asarray(self.get_variable("params", name), dtype) for name in (LORA_IN, LORA_OUT, LORA_SCALE)
+            jnp.asarray(on_device(self.get_variable("params", name)), dtype) for name in (LORA_IN, LORA_OUT, LORA_SCALE)
         )
         return inward, outward, scale
 
@@ -108,13 +131,22 @@ class Embedding(nn.Module):
     param_dtype: str = "float32"
 
     def setup(self) -> None:
-        init, shape = nn.initializers.normal(INIT_STD), (self.num_rows, self.features)
-        self.embedding = parameter(self, "embedding", init, shape, (self.axis, axes.EMBED))
+        init, shape, names = nn.initializers.normal(INIT_STD), (self.num_rows, self.features), (self.axis, axes.EMBED)
+        self.embedding = parameter(self, "embedding", init, shape, names, self.dtype)
 
     def __call__(self, indices_BT: jax.Array) -> jax.Array:
+        dtype, shards = jnp.dtype(self.dtype), axes.group_rows(indices_BT.shape[0])
+        if shards > 1 and indices_BT.size <= shards * self.num_rows:
+            # Fewer vectors than the table has: each device looks its columns up for all rows of its group, and the
+            # vectors go where their rows are. The gradient of the table is then made in its shards, and never whole.
+            indices_BT = logical(indices_BT, axes.GROUP, axes.LENGTH)
+            table = logical(self.embedding, self.axis, axes.EMBED)
+            vectors = jnp.take(table, indices_BT, axis=0, mode="clip").astype(dtype)
+            vectors = logical(vectors, axes.GROUP, axes.LENGTH, axes.EMBED)
+            return logical(vectors, axes.BATCH, axes.LENGTH, axes.ACTIVATION)
         # The table's columns are gathered, like any weight, so that the vectors stay where their rows are.
         table = logical(self.embedding, self.axis, axes.ACTIVATION)
-        return jnp.take(table, indices_BT, axis=0, mode="clip").astype(jnp.dtype(self.dtype))
+        return jnp.take(table, indices_BT, axis=0, mode="clip").astype(dtype)
 
 
 class Unembedding(nn.Module):

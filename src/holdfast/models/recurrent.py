@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from holdfast.execution.memory import on_device
 from holdfast.models import axes
 from holdfast.models.attention import Attention, Context, LayerKind
-from holdfast.models.decoder import Layer
+from holdfast.models.decoder import rematerialised
 from holdfast.models.hybrid import HybridSpec
 from holdfast.models.layers import INIT_STD, Measured, Norm, dense, logical
 
@@ -150,7 +151,7 @@ class StateSpace(nn.Module):
             return jnp.log(jnp.expm1(1 / spans)).astype(dtype).reshape(shape)
 
         boxed = nn.with_logical_partitioning(initial, (axes.NORM,))
-        bias_H: Any = self.param("step_bias", boxed, (spec.n_head,), jnp.dtype(spec.param_dtype))
+        bias_H: Any = on_device(self.param("step_bias", boxed, (spec.n_head,), jnp.dtype(spec.param_dtype)))
         step_BTH = dense(spec, spec.n_head, (axes.EMBED, axes.HEADS), False, name="step")(x_BTD)
         found: jax.Array = step_BTH.astype(jnp.float32) + bias_H.astype(jnp.float32)
         return found
@@ -174,7 +175,7 @@ class MixedLayers(nn.Module):
         self, x_BTD: jax.Array, cache: Any, context: Context, deterministic: bool, kinds: LayerKind
     ) -> tuple[jax.Array, tuple[Any, Measured | None]]:
         spec, kept = self.spec, []
-        layer = nn.remat(Layer, static_argnums=(4,)) if spec.remat else Layer
+        layer = rematerialised(spec)
         for number, attends in enumerate(spec.attends):
             mixer = (Attention, "attention") if attends else (StateSpace, "state")
             own = None if cache is None else cache[0][number]

@@ -19,9 +19,12 @@ import jax.numpy as jnp
 from holdfast.methods.anchors import forward_kl, reverse_kl
 from holdfast.methods.method import TokenPenalty
 from holdfast.models import axes
+from holdfast.models.kernels import target_memory, target_platform
 from holdfast.models.layers import logical, logits
 
-CHUNK_LOGITS = 1 << 24  # logits of one chunk on one device: 64 MB in float32
+CHUNK_LOGITS = 1 << 24  # logits of one chunk on one device: 64 MB in float32; more where there is much memory
+CHUNK_SHARE = 256  # of an accelerator's memory that the logits of a chunk take
+GROUP_TOKENS = 4  # tokens of an fsdp group for each word of the vocabulary, up to which its devices share that out
 
 
 # (memory, logp_CV, reference_logp_CV or None, targets_C) -> factor_C on each token's cross-entropy.
@@ -64,6 +67,7 @@ class _Options(NamedTuple):
     softcap: float | None
     weighted: bool
     blocks: int  # of the rows, where the reference has the first ones of each
+    cut: bool = False  # devices of an fsdp group share out the vocabulary instead of the tokens
 
 
 class _Reference(NamedTuple):
@@ -147,19 +151,25 @@ def token_loss(
     functions = tuple(function for function, _ in token_weights)
     weighted = bool(functions) or factors is not None
     plug_ins = tuple(each.penalty for each in penalties)
-    options = _Options(z_loss, plug_ins, functions, chunk_tokens, tied, softcap, weighted, reference_blocks)
-    return _loss(options, hidden.reshape(*rows, hidden.shape[-1]), unembedding_DV, tokens, anchor)
+    cut = _cuts_vocabulary(hidden.shape, unembedding_DV.shape[1])
+    options = _Options(z_loss, plug_ins, functions, chunk_tokens, tied, softcap, weighted, reference_blocks, cut)
+    if anchor is not None and anchor.unembedding is not None:
+        anchor = anchor._replace(unembedding=_placed(options, anchor.unembedding, hidden.dtype))
+    return _loss(options, hidden.reshape(*rows, hidden.shape[-1]), _as_stored(options, unembedding_DV), tokens, anchor)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _loss(
     options: _Options, hidden_RTD: jax.Array, unembedding_DV: jax.Array, tokens: _Tokens, anchor: _Anchor | None
 ) -> tuple[jax.Array, Aux]:
+    matrix_DV = _placed(options, unembedding_DV, hidden_RTD.dtype)
+
     def chunk(total: Aux, hidden_CD: jax.Array, part: _Tokens) -> tuple[Aux, None]:
-        sums, _ = _chunk_loss(options, hidden_CD, unembedding_DV, part, anchor)
+        sums, _ = _chunk_loss(options, hidden_CD, matrix_DV, part, anchor)
         return jax.tree.map(jnp.add, total, sums), None
 
-    sums, _ = _over_chunks(chunk, _no_sums(options), hidden_RTD, tokens, unembedding_DV.shape[1], options.chunk_tokens)
+    chunking = unembedding_DV.shape[1], options.chunk_tokens, options.cut
+    sums, _ = _over_chunks(chunk, _no_sums(options), hidden_RTD, tokens, *chunking)
     return _total(options, anchor, sums), sums
 
 
@@ -171,7 +181,7 @@ def _loss_forward(
     def turn(matrix: jax.Array) -> jax.Array:
         return matrix.swapaxes(-1, -2) if options.tied else matrix
 
-    stored = turn(unembedding_DV)
+    stored = turn(_placed(options, unembedding_DV, hidden_RTD.dtype))
 
     def chunk(carry: Any, hidden_CD: jax.Array, part: _Tokens) -> tuple[Any, jax.Array]:
         total, matrix_gradient = carry
@@ -179,38 +189,74 @@ def _loss_forward(
         sums, logits_gradient = _chunk_loss(options, hidden_CD, matrix_DV, part, anchor)
         gradient_CV = logits_gradient().astype(hidden_CD.dtype)
         hidden_gradient = gradient_CV @ matrix_DV.astype(hidden_CD.dtype).T
-        matrix_gradient += _by_shard(hidden_CD, gradient_CV, shards, options.tied)
+        matrix_gradient += _by_shard(options, hidden_CD, gradient_CV, shards)
         return (jax.tree.map(jnp.add, total, sums), matrix_gradient), hidden_gradient
 
     # Each shard of rows adds up its own chunks: summed over devices once, not once a chunk.
-    shards = _row_shards(hidden_RTD.shape[0])
-    zeros = logical(jnp.zeros((shards, *unembedding_DV.shape), jnp.float32), axes.BATCH, axes.ACTIVATION, axes.VOCAB)
+    shards, (rows, vocabulary) = _row_shards(options, hidden_RTD.shape[0]), _axes_of(options)
+    zeros = logical(jnp.zeros((shards, *unembedding_DV.shape), jnp.float32), rows, axes.ACTIVATION, vocabulary)
+    chunking = unembedding_DV.shape[1], options.chunk_tokens, options.cut
     (sums, matrix_gradient), hidden_gradient = _over_chunks(
-        chunk, (_no_sums(options), turn(zeros)), hidden_RTD, tokens, unembedding_DV.shape[1], options.chunk_tokens
+        chunk, (_no_sums(options), turn(zeros)), hidden_RTD, tokens, *chunking
     )
     summed = matrix_gradient[0] if shards == 1 else matrix_gradient.sum(axis=0)
     saved = (hidden_gradient, turn(summed).astype(unembedding_DV.dtype))
     return (_total(options, anchor, sums), sums), saved
 
 
-def _row_shards(rows: int) -> int:
+def _cuts_vocabulary(shape: tuple[int, ...], vocabulary: int) -> bool:
+    """Whether the devices of an fsdp group share out the vocabulary: each then has its part for all of their tokens.
+
+    Otherwise each has the whole matrix for its own tokens, and a gradient of the same size in float32. Tokens are
+    sent instead of the matrix, which is less as long as the group has not many more of them than it has words.
+    """
+    rows, sizes = math.prod(shape[:-2]), jax.sharding.get_abstract_mesh().shape
+    group = axes.group_rows(rows)
+    shards = math.prod(sizes.get(axis, 1) for axis in axes.row_axes()) // group
+    return (
+        group > 1
+        and rows * shape[-2] <= GROUP_TOKENS * shards * vocabulary
+        and vocabulary % (group * sizes.get("tensor", 1)) == 0
+    )
+
+
+def _axes_of(options: _Options) -> tuple[str, str]:
+    """Logical axes of rows or tokens and of the vocabulary."""
+    return (axes.GROUP, axes.CUT_VOCAB) if options.cut else (axes.BATCH, axes.VOCAB)
+
+
+def _as_stored(options: _Options, matrix_DV: jax.Array) -> jax.Array:
+    """The matrix where it is; its gradient gets the same place, or else the optimizer would follow the loss's cut."""
+    return logical(matrix_DV, axes.EMBED, axes.VOCAB) if options.cut else matrix_DV
+
+
+def _placed(options: _Options, matrix_DV: jax.Array, dtype: Any) -> jax.Array:
+    """An unembedding as the devices of a mesh need it, sent in the type that it is used in."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return matrix_DV
+    return logical(matrix_DV.astype(dtype), axes.ACTIVATION, _axes_of(options)[1])
+
+
+def _row_shards(options: _Options, rows: int) -> int:
     """Over how many shards the rows are spread on the mesh that is traced for; 1 without one."""
     sizes = jax.sharding.get_abstract_mesh().shape
-    shards = math.prod(sizes.get(axis, 1) for axis in axes.BATCH_AXES)
+    split = axes.row_axes()[:-1] if options.cut else axes.row_axes()
+    shards = math.prod(sizes.get(axis, 1) for axis in split)
     return shards if rows % shards == 0 else 1
 
 
-def _by_shard(hidden_CD: jax.Array, gradient_CV: jax.Array, shards: int, tied: bool) -> jax.Array:
+def _by_shard(options: _Options, hidden_CD: jax.Array, gradient_CV: jax.Array, shards: int) -> jax.Array:
     """The gradient of a chunk on the matrix as it is stored, (S, D, V) or (S, V, D): of each shard's tokens alone."""
     if shards == 1:
-        pair = (gradient_CV.T, hidden_CD) if tied else (hidden_CD.T, gradient_CV)
+        pair = (gradient_CV.T, hidden_CD) if options.tied else (hidden_CD.T, gradient_CV)
         return jnp.dot(*pair, preferred_element_type=jnp.float32)[None]
     hidden_SCD, gradient_SCV = (array.reshape(shards, -1, array.shape[-1]) for array in (hidden_CD, gradient_CV))
-    if tied:
+    rows, vocabulary = _axes_of(options)
+    if options.tied:
         summed = jnp.einsum("scv,scd->svd", gradient_SCV, hidden_SCD, preferred_element_type=jnp.float32)
-        return logical(summed, axes.BATCH, axes.VOCAB, axes.ACTIVATION)
+        return logical(summed, rows, vocabulary, axes.ACTIVATION)
     summed = jnp.einsum("scd,scv->sdv", hidden_SCD, gradient_SCV, preferred_element_type=jnp.float32)
-    return logical(summed, axes.BATCH, axes.ACTIVATION, axes.VOCAB)
+    return logical(summed, rows, axes.ACTIVATION, vocabulary)
 
 
 def _loss_backward(
@@ -243,10 +289,13 @@ def _chunk_loss(
     options: _Options, hidden_CD: jax.Array, unembedding_DV: jax.Array, part: _Tokens, anchor: _Anchor | None
 ) -> tuple[Aux, Callable[[], jax.Array]]:
     """The sums of one chunk, and a function that gives their gradient on the logits, (C, V)."""
-    logits_CV = logits(hidden_CD, unembedding_DV, options.softcap)
+    logits_CV = logical(logits(hidden_CD, unembedding_DV, options.softcap), *_axes_of(options))
     largest_C = logits_CV.max(axis=1)
-    # The barrier keeps one exponential a logit: fused into the sum and into the gradient it would be taken twice.
-    exp_CV: jax.Array = jax.lax.optimization_barrier(jnp.exp(logits_CV - largest_C[:, None]))
+    exp_CV = jnp.exp(logits_CV - largest_C[:, None])
+    if target_platform() == "cpu":
+        # One exponential a logit: fused into the sum and into the gradient it would be taken twice. An accelerator
+        # takes it faster than it would write it down and read it again.
+        exp_CV = jax.lax.optimization_barrier(exp_CV)
     sum_C = exp_CV.sum(axis=1)
     log_z_C = jnp.log(sum_C) + largest_C
     nll_C = log_z_C - _pick(logits_CV, part.targets)
@@ -341,7 +390,25 @@ def _log_probabilities(
 
 
 def _pick(values_CV: jax.Array, indices_C: jax.Array) -> jax.Array:
+    if target_platform() != "cpu" or not jax.sharding.get_abstract_mesh().empty:
+        # Where the vocabulary may be split a comparison needs no exchange, and it is fused into what made the values.
+        return jnp.where(jnp.arange(values_CV.shape[1]) == indices_C[:, None], values_CV, 0).sum(axis=1)
     return jnp.take_along_axis(values_CV, indices_C[:, None], axis=1)[:, 0]
+
+
+def chunk_logits(memory: int | None) -> int:
+    """Logits of one chunk on one device, a power of two.
+
+    Args:
+        memory: bytes of an accelerator; None for a CPU.
+
+    >>> [chunk_logits(memory) // CHUNK_LOGITS for memory in (None, 4 << 30, 16 << 30, 32 << 30, 80 << 30)]
+    [1, 1, 1, 2, 4]
+    """
+    if memory is None:
+        return CHUNK_LOGITS
+    # A little less than is printed on a device can be used: the nearest power is the same for both.
+    return max(CHUNK_LOGITS, 1 << round(math.log2(memory / (4 * CHUNK_SHARE))))
 
 
 def _over_chunks(
@@ -351,32 +418,46 @@ def _over_chunks(
     tokens: Any,
     vocabulary: int,
     chunk_tokens: int | None,
+    cut: bool = False,
 ) -> tuple[Any, Any]:
-    """Fold `body(carry, hidden_CD, tokens_C)` over chunks of time; outputs per token come back as (R, T, …)."""
+    """Fold `body(carry, hidden_CD, tokens_C)` over chunks of time; outputs per token come back as (R, T, …).
+
+    Args:
+        cut: as in `_Options`: every chunk is brought to all devices of a group.
+    """
     R, T = hidden_RTD.shape[:2]
     if chunk_tokens is None:
-        chunk_tokens = max(1, CHUNK_LOGITS * max(1, jax.sharding.get_abstract_mesh().size) // vocabulary)
+        mesh = jax.sharding.get_abstract_mesh()
+        devices = math.prod(size for axis, size in mesh.shape.items() if axis not in mesh.manual_axes)
+        chunk_tokens = max(1, chunk_logits(target_memory()) * devices // vocabulary)
     count = min(T, -(-R * T // chunk_tokens))
     length = -(-T // count)
 
-    def cut(array_RT: jax.Array) -> jax.Array:
+    def in_chunks(array_RT: jax.Array) -> jax.Array:
         padding = [(0, 0), (0, count * length - T)] + [(0, 0)] * (array_RT.ndim - 2)
         padded = jnp.pad(array_RT, padding) if count * length > T else array_RT
         return jnp.moveaxis(padded.reshape(-1, count, length, *array_RT.shape[2:]), 1, 0)
 
     def flat_body(carry: Any, chunk: Any) -> tuple[Any, Any]:
+        if cut:
+            chunk = jax.tree.map(lambda array: _laid(array, axes.GROUP), chunk)
         flat = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), chunk)
         carry, outputs = body(carry, *flat)
-        return carry, jax.tree.map(lambda array: array.reshape(R, length, *array.shape[1:]), outputs)
+        shaped = jax.tree.map(lambda array: array.reshape(R, length, *array.shape[1:]), outputs)
+        return carry, jax.tree.map(lambda array: _laid(array, axes.BATCH), shaped) if cut else shaped
 
     if count == 1:
         return flat_body(carry, (hidden_RTD, tokens))
-    carry, outputs = jax.lax.scan(flat_body, carry, jax.tree.map(cut, (hidden_RTD, tokens)))
+    carry, outputs = jax.lax.scan(flat_body, carry, jax.tree.map(in_chunks, (hidden_RTD, tokens)))
 
     def join(array: jax.Array) -> jax.Array:
         return jnp.moveaxis(array, 0, 1).reshape(R, count * length, *array.shape[3:])[:, :T]
 
     return carry, jax.tree.map(join, outputs)
+
+
+def _laid(array: jax.Array, rows: str) -> jax.Array:
+    return logical(array, rows, *[axes.LENGTH, axes.ACTIVATION][: array.ndim - 1])
 
 
 def token_nll(

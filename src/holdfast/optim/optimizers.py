@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional
 
 from holdfast.config import field
+from holdfast.errors import ConfigError
 from holdfast.optim.build import inner_matrix
 from holdfast.registry import optimizers
 from holdfast.types import Tree
@@ -65,6 +66,9 @@ def adafactor(config: AdafactorConfig) -> "optax.GradientTransformation":
     )
 
 
+MOST_BETA2 = 0.99  # with a second moment in bfloat16, whose neighbours are up to 0.8 % apart
+
+
 @dataclass(frozen=True)
 class AdamWConfig:
     """AdamW (Loshchilov & Hutter 2019), with the second-moment rate that language models are trained with."""
@@ -80,6 +84,22 @@ class AdamWConfig:
         choices=("float32", "bfloat16"),
         help="dtype of the first moment; null: the parameters' own",
     )
+    second_moment_dtype: Optional[str] = field(
+        "optimization/adamw/second_moment_dtype",
+        default=None,
+        choices=("float32", "bfloat16"),
+        help="dtype in which the second moment is held between steps; null: the parameters' own",
+    )
+
+    def __post_init__(self) -> None:
+        if self.second_moment_dtype == "bfloat16" and self.beta2 > MOST_BETA2:
+            raise ConfigError(
+                "optimization/adamw/second_moment_dtype",
+                self.second_moment_dtype,
+                f"float32 where optimization/adamw/beta2 is more than {MOST_BETA2}: a step of {1 - self.beta2:.2g} of "
+                "the moment is less than bfloat16 can tell apart",
+                f"lower optimization/adamw/beta2 to {MOST_BETA2} or less, or leave it null",
+            )
 
 
 @optimizers.register("adamw", config=AdamWConfig, help="Adam with decoupled weight decay")
@@ -87,7 +107,30 @@ def adamw(config: AdamWConfig) -> "optax.GradientTransformation":
     """The descent direction of Adam."""
     import optax
 
-    return optax.adam(1.0, config.beta1, config.beta2, config.epsilon, mu_dtype=config.moment_dtype)
+    if config.second_moment_dtype is None:
+        return optax.adam(1.0, config.beta1, config.beta2, config.epsilon, mu_dtype=config.moment_dtype)
+    scale = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon, mu_dtype=config.moment_dtype)
+    return optax.chain(with_second_moment(scale, config.second_moment_dtype), optax.scale_by_learning_rate(1.0))
+
+
+def with_second_moment(scale: "optax.GradientTransformation", dtype: str) -> "optax.GradientTransformation":
+    """`optax.scale_by_adam` whose second moment is held in a type of its own; a step computes it in float32."""
+    import jax
+    import optax
+
+    def typed(tree: Any, kind: str) -> Any:
+        return jax.tree.map(lambda leaf: leaf.astype(kind), tree)
+
+    def init(params: Any) -> Any:
+        state: Any = scale.init(params)
+        return state._replace(nu=typed(state.nu, dtype))
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        stepped: Any
+        updates, stepped = scale.update(gradients, state._replace(nu=typed(state.nu, "float32")), params)
+        return updates, stepped._replace(nu=typed(stepped.nu, dtype))
+
+    return optax.GradientTransformation(init, update)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from holdfast.report.drawing.chart import Chart, number
 from holdfast.report.drawing.figures import figure, html_table
 from holdfast.report.examples import LostExample, surely_forgotten
 from holdfast.report.export import ARROWS, METRIC_NAMES, better, in_unit
+from holdfast.report.forecasts import forecast_lines
 from holdfast.report.pictures.work import peak_memory, seconds_by_kind, throughput
 from holdfast.report.run_files import Run
 from holdfast.report.shell import page as page
@@ -59,6 +60,7 @@ def render(run: Run) -> str:
         _verdict_table(run, found),
         _own_batches(run),
         _budgets(run),
+        _forecast(run),
         *before,
         _matrices(run),
         _metrics(run),
@@ -113,6 +115,12 @@ def _budgets(run: Run) -> str:
     table = html_table(head, rows, caption=caption) if rows else ""
     told = "".join(f"<p>{escape(line)}</p>" for line in lines)
     return f'<section id="budgets"><h2>Budgets</h2>{told}{table}</section>'
+
+
+def _forecast(run: Run) -> str:
+    """Where a run that goes on will end, or why that cannot be told."""
+    told = "".join(f"<p>{escape(line)}</p>" for line in forecast_lines(run))
+    return f'<section id="forecast"><h2>Forecast</h2>{told}</section>' if told else ""
 
 
 def _problems(run: Run) -> str:

@@ -15,6 +15,7 @@ from holdfast.evaluation.matrix import LOWER_IS_BETTER, METRICS
 from holdfast.report.drawing.chart import number
 from holdfast.report.drawing.heat import Heat, HeatCell, matrix_heat
 from holdfast.report.export import ARROWS, METRIC_NAMES, better, in_unit
+from holdfast.report.forecasts import forecast_lines
 from holdfast.report.page import MEASURES
 from holdfast.report.run_files import Run, open_run
 from holdfast.report.verdicts import UNITS, Verdict, sentence, verdicts
@@ -35,6 +36,8 @@ def print_summary(run_dir: Path, console: Console | None = None) -> None:
         console.print(Text(f"! {problem}"), soft_wrap=True)
     if not run.finished:
         _print_progress(run, console)
+    for line in forecast_lines(run):
+        console.print(Text(line), soft_wrap=True)
     for measure in SHOWN:
         heat = matrix_heat(run, measure)
         if heat is not None:

@@ -18,6 +18,8 @@ BESIDE = {
     "total_tokens": "all tokens",
     "worst_old": "worst old",
     "relearn_steps": "steps to relearn",
+    "relearned": "share relearned",
+    "new_kl": "KL on new",
 }
 COLUMNS = (
     *("outcome", "unit", "arm", "configuration", "verdict", "delta", "low", "high", "p", "mde", "seeds"),

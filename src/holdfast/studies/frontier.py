@@ -173,12 +173,18 @@ class Frontier:
         here, there = self.lowest_mean(limit), self.lowest_mean(limit - step)
         return 0.0 if here is None or there is None else (there - here) / step
 
-    def dominated(self) -> dict[int, int]:
-        """Points that another one beats on means: it learns at least as much and keeps at least as much."""
+    def dominated(self, among: Sequence[int]) -> dict[int, int]:
+        """Points that another of them beats on means: it learns at least as much and keeps at least as much."""
         new, old = self.new.mean(0), self.old.mean(0)
         found = {}
-        for index in range(len(self.points)):
-            by = (new <= new[index]) & (old <= old[index]) & ((new < new[index]) | (old < old[index]))
-            if by.any():
-                found[index] = int(np.where(by, old, np.inf).argmin())
+        for index in among:
+            by = [
+                other
+                for other in among
+                if new[other] <= new[index]
+                and old[other] <= old[index]
+                and (new[other] < new[index] or old[other] < old[index])
+            ]
+            if by:
+                found[index] = min(by, key=lambda other: float(old[other]))
         return found

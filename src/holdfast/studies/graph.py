@@ -15,7 +15,6 @@ from typing import cast
 
 from omegaconf import OmegaConf
 
-from holdfast import registry
 from holdfast.config import Entry, entry_of, merge, schema
 from holdfast.data.plan import DataPlan
 from holdfast.errors import ConfigError, UserError
@@ -272,25 +271,15 @@ def digests(run: ResolvedRun, first_stage: int) -> Configuration:
         }
         told["schedule"] = None if run.options.optim.schedule == "constant" else list(starts)
         pasts.append(_digest({"options": told, **facts(plan, starts[stage])}))
-    beside = _plugin_defaults(run)
+    # Defaults are left out: an option that a later version or a plug-in brings along changes no run.
+    defaults = run.flat_defaults()
     everything = {
         path: value
         for path, value in flat.items()
-        if _tells(path, entries) != "nothing" and _in_use(path, run) and beside.get(path, ABSENT) != value
+        if _tells(path, entries) != "nothing" and _in_use(path, run) and value != defaults[path]
     }
     everything.pop("training/seed", None)
     return Configuration(tuple(pasts), starts, _digest(everything))
-
-
-ABSENT = object()
-
-
-def _plugin_defaults(run: ResolvedRun) -> Json:
-    """The defaults of options that a user's plug-ins brought along: one that is loaded beside changes no run."""
-    brought = [cls for kind in registry.KINDS.values() if kind is not registry.jobs for cls in kind.configs()]
-    foreign = [cls for cls in brought if not cls.__module__.startswith("holdfast.")]
-    entries = schema(*foreign)
-    return {path: value for path, value in run.flat_defaults().items() if entry_of(path, entries) is not None}
 
 
 # The plan's digest tells them once data is prepared; here it is not.

@@ -10,7 +10,9 @@ import io
 import itertools
 import json
 import math
+import platform
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
@@ -19,6 +21,7 @@ from holdfast.errors import UserError
 from holdfast.evaluation.results import FOLDER
 from holdfast.evaluation.sums import EMA, WEIGHTS, TaskSums, read_sums
 from holdfast.execution.files import write_atomically
+from holdfast.studies import afterwards
 from holdfast.studies.graph import Cell, Graph, StudyRun
 from holdfast.studies.study import BEFORE, BOUNDS, PLAIN, Choice, StudyConfig
 from holdfast.tracking.jsonl import FILE_NAME as METRICS
@@ -29,7 +32,10 @@ COLUMNS = (
     *("arm", "seed", "learning_rate", "old", "new", "strength", "task", "steps", "document", "bytes", "role", "parent"),
     *("extra_rows", "new_tokens", "total_tokens", "digest"),
 )
-COST_COLUMNS = ("arm", "seed", "learning_rate", "strength", "step_seconds", "memory_gib", "run")
+COST_COLUMNS = (
+    *("arm", "seed", "learning_rate", "strength", "step_seconds", "memory_gib", "run"),
+    *("seconds", "machine"),  # of all that a run did itself; a run stands once for each cell that it serves
+)
 MEASURE = "bits_per_byte"
 
 Row = dict[str, str]
@@ -94,15 +100,17 @@ class Collector:
             "digest": cell_digest(cell, run.digest),
             **tokens_of(resolved, self.config.first_stage),
         }
+        end = {**fixed, **afterwards.answers(self.config, self.folder / run.name, cell)}
         if cell.arm in BOUNDS:
             return self._point(fixed, self.sums(run, run.total_steps, WEIGHTS), run.total_steps)
         if cell.weights == "interpolated":
             assert cell.choice.strength is not None, "interpolated weights have a share"
-            return self._point(fixed, self.interpolated(run, cell.choice.strength), run.total_steps - start)
+            return self._point(end, self.interpolated(run, cell.choice.strength), run.total_steps - start)
         kind, found = EMA if cell.weights == "ema" else WEIGHTS, []
         for step in sorted({*resolved.options.evaluation.steps, run.total_steps}):
             if step > start:
-                found += self._point(fixed, self.sums(run, step, kind), step - start)
+                told = end if step == run.total_steps else fixed
+                found += self._point(told, self.sums(run, step, kind), step - start)
         if cell.arm == PLAIN:
             for share in self.config.plain.interpolations:
                 told = {**fixed, "strength": strength_text(share)}
@@ -193,8 +201,20 @@ def tokens_of(run: ResolvedRun, first_stage: int) -> Row:
     }
 
 
-def costs_of(folder: Path, start: int) -> tuple[float, float] | None:
-    """Median seconds of a step after a boundary, and the most memory in GiB; None where nothing was recorded."""
+def machine(lines: Iterable[Mapping[str, object]]) -> str:
+    """The machine in a few words; how many cores a run could use is in its records."""
+    cores = next((line["cores"] for line in lines if line.get("cores")), None)
+    told = "" if cores is None else f"{cores} core{'s' if cores != 1 else ''}, "
+    return f"{platform.machine()}, {told}Python {platform.python_version()}, JAX {version('jax')}"
+
+
+def costs_of(folder: Path, start: int, shared_steps: int = 0) -> Row | None:
+    """What the steps of a run took; None where nothing was recorded.
+
+    Args:
+        start: steps after it count for the time of a step and for memory.
+        shared_steps: that another run trained.
+    """
     try:
         lines = [json.loads(line) for line in (folder / METRICS).read_bytes().splitlines()]
     except (OSError, ValueError):
@@ -206,15 +226,25 @@ def costs_of(folder: Path, start: int) -> tuple[float, float] | None:
     ]
     if not train:
         return None
-    return median(spans) if spans else float("nan"), max(line["memory"] for line in train) / 2**30
+    own = [line for line in lines if line.get("kind") == "train" and line["step"] > shared_steps]
+    return {
+        "step_seconds": f"{median(spans) if spans else float('nan'):.5g}",
+        "memory_gib": f"{max(line['memory'] for line in train) / 2**30:.4g}",
+        "seconds": f"{sum(sum(line['seconds'].values()) for line in own):.1f}",
+        "machine": machine(reversed(lines)),
+    }
 
 
 def to_csv(rows: Iterable[Row], columns: Sequence[str] = COLUMNS) -> str:
-    """Rows as the text of a file, each once, in an order that does not depend on when they were made."""
+    """Rows as the text of a file, each once, in an order that does not depend on when they were made.
+
+    What runs were asked afterwards has columns where there are answers.
+    """
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
     ordered: list[Row] = sorted(rows, key=_order)
+    asked = [name for name in afterwards.COLUMNS if any(row.get(name) for row in ordered)]
+    writer = csv.DictWriter(text, [*columns, *asked], restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
     writer.writerows(ordered)
     return text.getvalue()
 
@@ -257,24 +287,33 @@ def write_rows(path: Path, rows: Iterable[Row], columns: Sequence[str] = COLUMNS
         write_atomically(path, text)
 
 
-def cost_rows(graph: Graph, folder: Path, runs: Iterable[StudyRun]) -> list[Row]:
-    """What the steps of finished runs took, one row for each cell."""
-    found = []
+def costs_file(results: Path) -> Path:
+    """Where the costs of a file of results stand.
+
+    >>> costs_file(Path("a/results.csv")).name, costs_file(Path("a/stories.csv")).name
+    ('costs.csv', 'stories.costs.csv')
+    """
+    return results.with_name(COSTS) if results.name == RESULTS else results.with_suffix(f".{COSTS}")
+
+
+def cost_rows(graph: Graph, folder: Path, runs: Iterable[StudyRun], known: Iterable[Row] = ()) -> list[Row]:
+    """What the steps of finished runs took, one row for each cell.
+
+    Args:
+        known: of earlier files; what they say is not read from the runs' folders again.
+    """
+    found = {cell_key(row): row for row in known if {*COST_COLUMNS} <= {*row}}
     for run in runs:
-        start = graph.configuration(run.cell.arm, run.cell.choice).starts[graph.study.config.first_stage]
-        costs = costs_of(folder / run.name, start)
-        if costs is None:
+        cells = {_cost_key(graph, cell): cell for cell in run.cells}
+        if all(key in found and found[key]["run"] == run.name for key in cells):
             continue
-        for cell in run.cells:
-            found.append(
-                {
-                    "arm": cell.arm,
-                    "seed": str(cell.seed),
-                    "learning_rate": repr(learning_rate(graph.resolved(cell.arm, cell.choice))),
-                    "strength": strength_text(cell.choice.strength),
-                    "step_seconds": f"{costs[0]:.5g}",
-                    "memory_gib": f"{costs[1]:.4g}",
-                    "run": run.name,
-                }
-            )
-    return found
+        start = graph.configuration(run.cell.arm, run.cell.choice).starts[graph.study.config.first_stage]
+        costs = costs_of(folder / run.name, start, run.shared_steps)
+        for key in cells if costs is not None else ():
+            found[key] = {**dict(zip(COST_COLUMNS, key, strict=False)), **(costs or {}), "run": run.name}
+    return [*found.values()]
+
+
+def _cost_key(graph: Graph, cell: Cell) -> tuple[str, str, str, str]:
+    rate = repr(learning_rate(graph.resolved(cell.arm, cell.choice)))
+    return cell.arm, str(cell.seed), rate, strength_text(cell.choice.strength)

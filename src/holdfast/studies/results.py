@@ -20,11 +20,14 @@ and where there is something to say:
     measure        of `old`: `loss` (also where empty) or `accuracy`, from 0 to 1
     role           of the seed: `selection`, on which an arm's configuration is chosen, or `judging` (also where empty)
     parent         name of the checkpoint that the stage began with
-    step_seconds, memory_gib, extra_rows, new_tokens, total_tokens, relearn_steps
-                   cost, and steps to relearn the old: means are shown beside the verdict
+    step_seconds, memory_gib, extra_rows, new_tokens, total_tokens
+                   cost: means are shown beside the verdict
+    relearn_steps, relearned
+                   steps of training on the old data again, and 1 if its loss was back by then, 0 if it was given up
+    new_kl         KL(before ‖ after) on new rows, nats per token
 
-Columns with other names are left alone. `costs.csv` beside the file may give the columns of cost for each run, by arm,
-seed, learning_rate and strength. Reserved names of arms:
+Columns with other names are left alone. `costs.csv` beside the file, or `NAME.costs.csv` beside `NAME.csv`, may give
+the columns of cost for each run, by arm, seed, learning_rate and strength. Reserved names of arms:
 
     plain          plain training: the frontier, at 5 learning rates or more
     before         what a seed begins its last stage with; learning_rate empty. Its `new` gives the margin, its `old`
@@ -50,7 +53,9 @@ PLAIN, BEFORE, BOUNDS = "plain", "before", ("joint", "single")
 NEEDED = ("arm", "seed", "learning_rate", "old", "new")
 NAMING = ("strength", "task", "steps", "document")
 OTHER = ("bytes", "measure", "role", "parent")
-COSTS = ("step_seconds", "memory_gib", "extra_rows", "new_tokens", "total_tokens", "relearn_steps")
+COSTS = (
+    *("step_seconds", "memory_gib", "extra_rows", "new_tokens", "total_tokens", "relearn_steps", "relearned", "new_kl"),
+)
 COLUMNS = (*NEEDED, *NAMING, *OTHER, *COSTS)
 CHOICES = {"measure": ("loss", "accuracy"), "role": ("judging", "selection")}
 
@@ -129,14 +134,16 @@ def read_results(path: Path) -> list[Row]:
         raise UserError(f"{path}:{reader.line_num}: not CSV ({error}); quote cells with commas or quotes") from error
     if not rows:
         raise UserError(f"{path}: no rows below the header; expected one for each run")
-    return _with_costs(rows, path.with_name(COSTS_FILE))
+    own = path.with_suffix(f".{COSTS_FILE}")
+    return _with_costs(rows, own if own.is_file() else path.with_name(COSTS_FILE))
 
 
 def rows_of(records: Sequence[Mapping[str, str]]) -> list[Row]:
     """The rows of a table in memory, as they would be read from its file."""
-    head = [*records[0]] if records else []
+    head = [*dict.fromkeys(name for record in records for name in record)]
     places = {name: head.index(name) for name in COLUMNS if name in head}
-    lines = (_Line(Path(RESULTS), 2 + i, head, places, [*record.values()]) for i, record in enumerate(records))
+    cells = ([record.get(name, "") for name in head] for record in records)
+    lines = (_Line(Path(RESULTS), 2 + index, head, places, told) for index, told in enumerate(cells))
     return [_row(line) for line in lines]
 
 

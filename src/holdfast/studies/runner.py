@@ -16,10 +16,10 @@ from holdfast.evaluation.sums import SUMS, WEIGHTS
 from holdfast.execution import ExecutionSpec
 from holdfast.execution.checkpoints import list_checkpoints
 from holdfast.execution.files import locked, write_json
+from holdfast.studies.afterwards import Asker, answer_files
 from holdfast.studies.graph import Cell, Graph, StudyRun, place
 from holdfast.studies.records import (
     COST_COLUMNS,
-    COSTS,
     INTERPOLATED,
     RESULTS,
     Collector,
@@ -27,9 +27,11 @@ from holdfast.studies.records import (
     cell_digest,
     cell_key,
     cost_rows,
+    costs_file,
     is_finished,
     learning_rate,
     read_rows,
+    read_table,
     strength_text,
     write_rows,
 )
@@ -84,7 +86,8 @@ class Progress:
         self.graph = Graph(study)
         self.folder = study.folder(out)
         self.collector = Collector(self.graph, self.folder)
-        self._whole: set[tuple[str | float, ...]] = set()  # names of runs with shares that were measured
+        self._whole: set[tuple[str | float | Cell, ...]] = set()  # names of runs with what was measured of them
+        self._asker: tuple[int, Asker] | None = None
         self._digests: dict[str, str] = {}  # of runs that were begun
 
     @property
@@ -117,7 +120,7 @@ class Progress:
             self._refuse_changed(run, kept)
             if run.name in self._digests and self.is_whole(run):
                 state.finished.add(run.name)
-            elif all(self._key(cell) in kept for cell in run.cells):
+            elif all(self._key(cell) in kept for cell in run.cells) and not self._can_be_asked(run):
                 state.kept.add(run.name)
 
     def _revive_parents(self, state: State) -> None:
@@ -130,13 +133,25 @@ class Progress:
 
     def is_whole(self, run: StudyRun) -> bool:
         """Whether all that a run is measured by is there; more may be asked of it once an arm is chosen."""
-        folder, shares = self.folder / run.name, self.shares(run)
-        if (run.name, *shares) not in self._whole:
-            measured = all((folder / INTERPOLATED / f"{share:g}" / SUMS).is_file() for share in shares)
-            if not (measured and is_finished(folder)):
+        folder, shares, cells = self.folder / run.name, self.shares(run), run.cells
+        if (run.name, *shares, *cells) not in self._whole:
+            measured = [folder / INTERPOLATED / f"{share:g}" / SUMS for share in shares]
+            measured += [path for cell in cells for path in answer_files(self.study.config, folder, cell).values()]
+            if not (is_finished(folder) and all(path.is_file() for path in measured)):
                 return False
-            self._whole.add((run.name, *shares))
+            self._whole.add((run.name, *shares, *cells))
         return True
+
+    def _can_be_asked(self, run: StudyRun) -> bool:
+        """Whether a run that is finished and not whole has the weights to be measured by, and those it began with."""
+        folders = [self.folder / name for name in (run.name, run.parent) if name is not None]
+        return is_finished(folders[0]) and all(list_checkpoints(folder / "checkpoints") for folder in folders)
+
+    def asker(self, seed: int) -> Asker:
+        """What asks finished runs of a seed; that of one seed is kept, because making it takes as long as asking."""
+        if self._asker is None or self._asker[0] != seed:
+            self._asker = (seed, Asker(self.study.config, self.graph.resolved(PLAIN, Choice(), seed)))
+        return self._asker[1]
 
     def shares(self, run: StudyRun) -> list[float]:
         """Shares of its last weights at which a run is measured too."""
@@ -156,9 +171,12 @@ class Progress:
 
     def earlier(self) -> list[Row]:
         """Rows of the study's own file of earlier results, and of `results.csv`."""
+        return [row for path in self._result_files() for row in read_rows(path)]
+
+    def _result_files(self) -> list[Path]:
+        """The study's own file of results, if it names one, and `results.csv`."""
         named = self.study.config.results
-        rows = read_rows(self.study.path.parent / named) if named else []
-        return [*rows, *read_rows(self.results)]
+        return [*([self.study.path.parent / named] if named else []), self.results]
 
     def _key(self, cell: Cell) -> tuple[str, str, str, str]:
         rate = "" if cell.arm in BOUNDS else repr(learning_rate(self.graph.resolved(cell.arm, cell.choice)))
@@ -202,15 +220,17 @@ class Progress:
         return found
 
     def write(self, state: State) -> None:
-        """Write the rows and the costs of what is finished, rows also to the study's own file of results."""
+        """Write the rows and the costs of what is finished, also to the study's own file of results."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(claim_file(self.folder, RESULTS), lambda: None):
             rows = self.rows(state)
-            write_rows(self.results, rows)
-            if self.study.config.results:
-                write_rows(self.study.path.parent / self.study.config.results, rows)
             done = [run for run in state.runs if run.name in state.finished]
-            write_rows(self.folder / COSTS, cost_rows(self.graph, self.folder, done), COST_COLUMNS)
+            files = self._result_files()
+            known = [row for path in files for row in read_table(costs_file(path))]
+            costs = cost_rows(self.graph, self.folder, done, known)
+            for path in files:
+                write_rows(path, rows)
+                write_rows(costs_file(path), costs, COST_COLUMNS)
 
     # What a name stands for
 
@@ -371,6 +391,11 @@ def _train(progress: Progress, run: StudyRun, say: Say) -> int:
             return code
     for share in progress.shares(run):
         _interpolate(progress, run, beginning(progress, run.name), share)
+    for cell in run.cells:
+        files = answer_files(progress.study.config, folder, cell)
+        if not all(path.is_file() for path in files.values()):
+            say(f"{run.name}: {' and '.join(files)}")
+            progress.asker(cell.seed).ask(beginning(progress, run.name), f"{folder}@final", cell, files)
     return 0
 
 

@@ -113,6 +113,24 @@ class ArmConfig:
                 raise ConfigError(f"shares/{index}", share, "a share between 0 and 1")
 
 
+@dataclass(frozen=True)
+class RelearnConfig:
+    """Training on the old data again, from where runs ended, until the old loss is back where arms began.
+
+    Args:
+        steps: after which it is given up.
+        every: steps between two looks at the old loss.
+    """
+
+    steps: int = 60
+    every: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "at least 1")
+
+
 def _check_numbers(name: str, values: Sequence[float]) -> None:
     if not values:
         raise ConfigError(name, [], "at least one number")
@@ -134,6 +152,8 @@ class StudyConfig:
         bounds: `joint` (all data mixed) and `single` (the new data alone).
         results: a CSV, relative to the study's file, that keeps the results of finished runs: with it, and without
             their folders, they are not run again.
+        relearn: measure how soon finished runs have the old loss back.
+        drift: measure KL(before ‖ after) of finished runs on held-out new rows.
     """
 
     old: List[str]
@@ -147,6 +167,8 @@ class StudyConfig:
     first_stage: int = 1
     bounds: List[str] = plain_field(default_factory=list)
     results: Optional[str] = None
+    relearn: Optional[RelearnConfig] = None
+    drift: bool = False
 
     def __post_init__(self) -> None:
         if self.base is None and self.config is None:

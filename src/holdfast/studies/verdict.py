@@ -256,9 +256,9 @@ def judge(
             tested = [(levels[index], ps[index]) for levels, ps in (up, down)]
             verdicts[outcome.name][name] = parts[index].verdict(outcome, *tested)
     primary = _frontier(study, outcomes[0], np.arange(len(study.seeds)))
-    rates = {
-        study.points[one].rate: study.points[two].rate for one, two in primary.dominated().items() if _end(study, one)
-    }
+    # A rate is compared with other rates: what stops early or goes back to the snapshot beats a rate in its own name.
+    ends = [index for index in range(len(study.points)) if _end(study, index)]
+    rates = {study.points[one].rate: study.points[two].rate for one, two in primary.dominated(ends).items()}
     return Judgement(
         study,
         tuple(outcomes),

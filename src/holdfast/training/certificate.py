@@ -25,7 +25,8 @@ from holdfast.evaluation import statistics
 from holdfast.evaluation.forward import Runner
 from holdfast.evaluation.perplexity import held_out
 from holdfast.evaluation.sums import HeldOut
-from holdfast.training.state import TrainState, placed_like
+from holdfast.training.placement import placed_like
+from holdfast.training.state import TrainState
 from holdfast.training.step import plain
 from holdfast.types import Json, Tree
 

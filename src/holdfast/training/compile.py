@@ -25,13 +25,15 @@ from holdfast.data.plan import DataPlan
 from holdfast.data.slots import OldSlots, most_old_rows
 from holdfast.errors import ConfigError
 from holdfast.execution import Topology, processes
+from holdfast.execution.chips import chip_of
 from holdfast.models.axes import BATCH_AXES
 from holdfast.models.kernels import lowering_for
 from holdfast.training.data import penalty_view
 from holdfast.training.initial import abstract_stage
 from holdfast.training.manifest import ROW_ORDER
+from holdfast.training.placement import shardings_of
 from holdfast.training.resolve import ResolvedRun
-from holdfast.training.state import Objective, TrainState, marks_old, objective_at, shardings_of, stages_with_slots
+from holdfast.training.state import Objective, TrainState, marks_old, objective_at, stages_with_slots
 from holdfast.training.step import probe_step
 from holdfast.types import Json, Tree
 
@@ -126,9 +128,14 @@ class CompiledSteps:
         # In-process collectives of several CPU devices deadlock when steps are dispatched ahead of each other.
         self._one_at_a_time = jax.default_backend() == "cpu" and mesh.devices.size > 1
 
+    def key(self, state: TrainState) -> jax.Array:
+        """The random key of the step that a state is about to take."""
+        found: jax.Array = self._fold(state.step)
+        return found
+
     def ready(self, state: TrainState, batch: Batch) -> Callable[[], Stepped]:
         """One optimizer step, compiled and to be called once: the state that goes in is used up."""
-        key = self._fold(state.step)
+        key = self.key(state)
         compiled = self._get("train", self._lower_train, state, batch, key)
 
         def train() -> Stepped:
@@ -146,7 +153,7 @@ class CompiledSteps:
             with tracing_for(self._mesh):
                 return jax.jit(lambda state, batch, key: probe_step(state, batch, key, probes)).lower(*arguments)
 
-        key = self._fold(state.step)
+        key = self.key(state)
         found: dict[str, jax.Array] = self._get(("probe", probes), lower, state, batch, key)(state, batch, key)
         if self._one_at_a_time:
             jax.block_until_ready(found)
@@ -215,7 +222,10 @@ def tracing_for(mesh: jax.sharding.Mesh) -> Iterator[None]:
     no hints, and compiles faster without.
     """
     placed = jax.set_mesh(mesh) if mesh.size > 1 else contextlib.nullcontext()
-    with placed, lowering_for(mesh.devices.flat[0].platform):
+    device = mesh.devices.flat[0]
+    # By its name and not by what it says itself: a device that is only described gets the program of a real one.
+    chip = chip_of(device.device_kind)
+    with placed, lowering_for(device.platform, chip.memory if chip else None):
         yield
 
 

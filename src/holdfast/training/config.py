@@ -137,6 +137,11 @@ class BaseTrainerConfig:
         return "training"
 
     @property
+    def own_schedule(self) -> str:
+        """The schedule of the built-in trainers of this config, unless `optimization/schedule` names another."""
+        return "wsd"
+
+    @property
     def tail_pct(self) -> float:
         """Share of the steps at a constant rate after the decay."""
         return 0.0
@@ -263,6 +268,11 @@ class ABCDConfig(BaseTrainerConfig):
     def schedule_section(self) -> str:
         """Where the shares of the schedule stand."""
         return "optimization"
+
+    @property
+    def own_schedule(self) -> str:
+        """The schedule of the built-in trainers of this config, unless `optimization/schedule` names another."""
+        return "wsds"
 
     @property
     def tail_pct(self) -> float:
@@ -492,6 +502,21 @@ class PenaltyConfig:
         resume="unused",
         default=None,
         help="RUN[@checkpoint] whose weights are the reference from the first step; null = snapshots of this run",
+    )
+    reference_memory: str = field(
+        "optimization/kl/reference_memory",
+        resume="free",
+        tells="nothing",
+        default="device",
+        help="where the reference's weights lie: on the device, or on its host, from where each layer comes when used",
+        choices=("device", "host"),
+    )
+    reference_dtype: Optional[str] = field(
+        "optimization/kl/reference_dtype",
+        resume="unused",
+        default=None,
+        help="type in which the reference's weights are held; null: the parameters' own",
+        choices=("float32", "bfloat16"),
     )
     tokens: str = field(
         "optimization/kl/tokens",

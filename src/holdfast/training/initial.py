@@ -21,6 +21,7 @@ from holdfast.models.pretrained import load_params
 from holdfast.optim import (
     state_shardings,
 )
+from holdfast.training.placement import ReferenceStore, shardings_of
 from holdfast.training.resolve import ResolvedRun
 from holdfast.training.state import (
     Base,
@@ -33,7 +34,6 @@ from holdfast.training.state import (
     no_kl,
     objective_at,
     overlaid,
-    shardings_of,
     without_adapters,
 )
 from holdfast.types import Json, Tree
@@ -70,6 +70,7 @@ def initial_params(model: Model, seed: int, mesh: jax.sharding.Mesh, source: str
 def initial_state(run: ResolvedRun, mesh: jax.sharding.Mesh) -> TrainState:
     """The state before the first step: initial or pretrained weights, fresh optimizer, no reference."""
     seed = run.options.run.seed_of("init")
+    objective_at(run, 0).held.check(mesh)
     params = initial_params(run.model, seed, mesh, run.options.architecture.source)
     replicated = NamedSharding(mesh, PartitionSpec())
     return begun(_without_params(run, lambda value: jax.device_put(value, replicated)), run, params)
@@ -78,6 +79,7 @@ def initial_state(run: ResolvedRun, mesh: jax.sharding.Mesh) -> TrainState:
 def described_state(run: ResolvedRun, mesh: jax.sharding.Mesh) -> TrainState:
     """The state before the first step as shapes and shardings alone, for devices that are not there."""
     objective = objective_at(run, 0)
+    objective.held.check(mesh)
     params = abstract_params(run.model, mesh)
     replicated, base = NamedSharding(mesh, PartitionSpec()), None
     if objective.lora is not None:
@@ -163,16 +165,18 @@ def with_new_methods(state: TrainState, run: ResolvedRun, known: Collection[str]
     return state.replace(memory={**kept, **jax.device_put(memory, memory_places(memory, state))})
 
 
-def restore_target(state: TrainState, reference: str | None) -> Json:
+def restore_target(state: TrainState, reference: str | None, reference_dtype: str | None = None) -> Json:
     """Shapes and shardings of the arrays that a checkpoint holds.
 
     Args:
         reference: what it holds of a reference: None, `all`, or beside adapters also `base` (nothing) or `adapters`.
+        reference_dtype: the type that it is held in; None: that of the parameters.
     """
     arrays = state.arrays()
     arrays.pop("reference", None)
     if reference in ("all", "adapters"):
-        arrays["reference"] = arrays["params"] if reference == "adapters" else without_adapters(state.params)
+        whole = arrays["params"] if reference == "adapters" else without_adapters(state.params)
+        arrays["reference"] = jax.tree.map(ReferenceStore(dtype=reference_dtype).shape, whole)
     target: Json = jax.tree.map(abstract, arrays)
     return target
 
@@ -186,6 +190,7 @@ def with_arrays(state: TrainState, arrays: Json, reference: str | None = None) -
     arrays = {"reference": {} if reference == "base" else None, **arrays}
     if state.base is not None and "params" in arrays:
         arrays = {**arrays, "params": overlaid(state.params, arrays["params"])}
+    arrays = {**arrays, "reference": state.objective.held.taken(arrays["reference"])}
     return state.replace(**arrays)
 
 
@@ -204,10 +209,11 @@ def abstract(leaf: Tree) -> Tree:
 
 def abstract_stage(state: TrainState, run: ResolvedRun, stage: int) -> TrainState:
     """The state of a stage's steps as shapes and shardings, from the state before the first step."""
-    made = state.replace(objective=objective_at(run, stage))
+    objective = objective_at(run, stage)
+    shapes: TrainState = jax.tree.map(abstract, state.replace(objective=objective))
     if run.curriculum.has_reference(run.curriculum.stage_end(stage)):
-        made = made.replace(reference=state.params if state.base is None else adapters_of(state.params))
-    shapes: TrainState = jax.tree.map(abstract, made)
+        held = shapes.params if state.base is None else adapters_of(shapes.params)
+        shapes = shapes.replace(reference=jax.tree.map(objective.held.shape, held))
     return shapes.replace(memory=memory_shapes(state, run, stage))
 
 

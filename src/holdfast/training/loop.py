@@ -35,10 +35,11 @@ from holdfast.training.certificate import end_of_stage
 from holdfast.training.compile import CompiledSteps, host, local_rows, peak_memory, place
 from holdfast.training.data import BoundaryRows
 from holdfast.training.manifest import Progress, manifest_of
+from holdfast.training.placement import copied
 from holdfast.training.resolve import FRESH_REFERENCE
 from holdfast.training.results import ResultsRecorder
 from holdfast.training.self_replay import make_set
-from holdfast.training.state import copied, stage_state
+from holdfast.training.state import stage_state
 from holdfast.training.step import KEEP, RECORDED
 from holdfast.training.weights import held_facts
 from holdfast.types import Json, Tree

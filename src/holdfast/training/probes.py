@@ -65,7 +65,7 @@ def update_norms(_state: TrainState, _batch: Batch, _gradients: Tree, updates: T
 
 def hidden_drift(state: TrainState, batch: Batch, _gradients: Tree, _updates: Tree) -> Scalars:
     """‖h − h_ref‖ / ‖h_ref‖ over the real tokens of the first micro-batch; nothing where there is no reference."""
-    reference = state.reference_params()
+    reference = state.reference_weights()
     if reference is None:
         return {}
     micro = jax.tree.map(lambda leaf: leaf[0], batch)

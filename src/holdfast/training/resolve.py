@@ -28,6 +28,7 @@ from holdfast.methods.budget import with_budgets
 from holdfast.models.family import DECODER, Model, chosen_family, resolve_model
 from holdfast.models.parameters import Trainable, trainable_for
 from holdfast.models.pretrained import tokenizer_for
+from holdfast.optim import Schedule, ScheduleContext, build_schedule, scaled
 from holdfast.training.config import BaseTrainerConfig, RunOptions, config_classes
 from holdfast.types import Json
 
@@ -145,6 +146,29 @@ def curriculum_for(job: str, options: RunOptions) -> Curriculum:
     if not registry.jobs.is_built_in(job):
         curriculum = registry.jobs.get(job).curriculum(options)
     return curriculum
+
+
+def schedule_for(
+    job: str, options: RunOptions, curriculum: Curriculum, declared_by: "type[Trainer] | None" = None
+) -> Schedule:
+    """The learning rate as a function of the step; the built-in trainers' classes are not imported for it."""
+    config = options.trainer
+    choice: str | Schedule | None = config.own_schedule
+    if declared_by is not None or not registry.jobs.is_built_in(job):
+        choice = (declared_by or registry.jobs.get(job)).schedule()
+    context = ScheduleContext(
+        lr=config.lr,
+        total_steps=curriculum.total_steps,
+        stage_starts=tuple(curriculum.stage_start(index) for index in range(len(curriculum.stages))),
+        warmup_pct=config.warmup_pct,
+        decay_pct=config.decay_pct,
+        constant_pct=config.tail_pct,
+        optim=options.optim,
+        section=config.schedule_section,
+    )
+    plugin = options.plugin(registry.schedules, options.optim.schedule or choice)
+    schedule = build_schedule(choice, context, plugin)
+    return scaled(schedule, context.stage_starts, tuple(stage.lr for stage in curriculum.stages))
 
 
 def resolve_options(

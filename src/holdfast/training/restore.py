@@ -60,7 +60,8 @@ class Restorer:
         """
         begun = state.keep
         state, reference = self._beginning(state, info)
-        arrays = weights.read_arrays(info, restore_target(state, reference), whole=True)
+        target = restore_target(state, reference, weights.reference_dtype(info))
+        arrays = weights.read_arrays(info, target, whole=True)
         restored = with_arrays(state, arrays, reference).replace(objective=self._objective(info.step))
         if begun is not None:
             restored = restored.replace(keep={**begun, **(restored.keep or {})})
@@ -71,7 +72,7 @@ class Restorer:
         if WEIGHTS_ALONE in info.manifest:
             return state.replace(params=self.weights(info), base=None, ema=None)
         state, reference = self._beginning(state, info)
-        target = restore_target(state, reference)
+        target = restore_target(state, reference, weights.reference_dtype(info))
         part = {name: array for name, array in target.items() if name in ("params", "reference", "ema")}
         return with_arrays(state, weights.read_arrays(info, part), reference)
 

@@ -46,6 +46,17 @@ class OpenRun:
         trainer.state = trainer.restorer.look(trainer.state, info)
         return trainer
 
+    def own_trainer(self) -> "Trainer":
+        """A trainer in the run's own folder, before its first step and on a mesh as its options say.
+
+        It takes the run's steps again, exactly; it must not be run, which would write.
+        """
+        from holdfast.training.run import make_trainer, use_compilation_cache
+
+        run = resolve(self.job, self.cfg)
+        use_compilation_cache(run.options.data)
+        return make_trainer(run, ExecutionSpec(name="again", folder=self.directory))
+
     def empty_trainer(self) -> "Trainer":
         """A trainer before its first step, on all devices of this process whatever the run's mesh was.
 
@@ -59,11 +70,12 @@ class OpenRun:
         return make_trainer(run, spec)
 
 
-def open_run(run_dir: Path | str, overrides: list[str] | None = None) -> OpenRun:
+def open_run(run_dir: Path | str, overrides: list[str] | None = None, *, looking: bool = True) -> OpenRun:
     """Open the folder of a run.
 
     Args:
         overrides: `path=value` for options that do not concern the model, such as `eval.limit=100`.
+        looking: no steps are taken; else the batch is cut as the run's own options say.
     """
     folder = Path(run_dir)
     path = folder / "config.yaml"
@@ -79,7 +91,8 @@ def open_run(run_dir: Path | str, overrides: list[str] | None = None) -> OpenRun
     tokenizer = folder / "tokenizer"
     extra = [f"tokenizer.name={tokenizer}", "tokenizer.eot=null", "tokenizer.pad=null"] if tokenizer.is_dir() else []
     # A batch that any mesh divides is of no concern to somebody who only looks.
-    cfg = merge(config_classes(job), values, [*extra, *(overrides or []), "training.per_device_batch_size=1"])
+    extra += ["training.per_device_batch_size=1"] if looking else []
+    cfg = merge(config_classes(job), values, [*extra, *(overrides or [])])
     return OpenRun(folder, job, cfg)
 
 

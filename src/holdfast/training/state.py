@@ -6,7 +6,6 @@ minimise; `initial.py` has how a state begins and what a checkpoint of it holds.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,6 +17,7 @@ from flax.training import train_state
 from holdfast import registry
 from holdfast.curriculum import Budget, Curriculum
 from holdfast.data.batches import Batch
+from holdfast.execution.memory import on_device
 from holdfast.methods import Method, ParameterPenalty, StageData, TokenPenalty
 from holdfast.methods.active import ActiveMethods
 from holdfast.methods.controller import Controller, unmoved
@@ -27,16 +27,10 @@ from holdfast.models.lora import fingerprint
 from holdfast.models.moments import input_moments
 from holdfast.models.parameters import Lora, Trainable, is_adapter, leaves_of, tree_of
 from holdfast.objectives.token_loss import token_nll
-from holdfast.optim import (
-    Optimizer,
-    Schedule,
-    ScheduleContext,
-    build_optimizer,
-    build_schedule,
-    scaled,
-)
+from holdfast.optim import Optimizer, Schedule, build_optimizer
 from holdfast.training.data import penalty_view
-from holdfast.training.resolve import ResolvedRun
+from holdfast.training.placement import AS_PARAMETERS, ReferenceStore, built_like, placed_like, shardings_of, traced
+from holdfast.training.resolve import ResolvedRun, schedule_for
 from holdfast.types import Json, Tree
 
 NO_METHODS = ActiveMethods({})
@@ -61,6 +55,7 @@ class Objective:
         sam: how far uphill gradients are taken (`optimization/sam/rho`), 0 where they are taken where the model is.
         reference_on_old: the loss looks at the reference in old rows alone; where batches have slots, it runs there.
         keep: what steers the budgets of the stage, None where it has none.
+        held: where and how the weights of a reference are held.
     """
 
     model: Model
@@ -75,6 +70,7 @@ class Objective:
     sam: float = 0.0
     reference_on_old: bool = False
     keep: Controller | None = None
+    held: ReferenceStore = AS_PARAMETERS
 
     @property
     def lora(self) -> Lora | None:
@@ -202,25 +198,13 @@ def _plain_objective(run: ResolvedRun) -> Objective:
         trainable=run.trainable,
         ema=options.run.ema,
         sam=options.optim.sam.rho,
+        held=ReferenceStore(options.penalty.reference_memory, options.penalty.reference_dtype),
     )
 
 
 def learning_rate(run: ResolvedRun) -> Schedule:
     """The learning rate of a run as a function of the step."""
-    config, curriculum, options, choice = run.config, run.curriculum, run.options, run.trainer.schedule()
-    context = ScheduleContext(
-        lr=config.lr,
-        total_steps=curriculum.total_steps,
-        stage_starts=tuple(curriculum.stage_start(index) for index in range(len(curriculum.stages))),
-        warmup_pct=config.warmup_pct,
-        decay_pct=config.decay_pct,
-        constant_pct=config.tail_pct,
-        optim=options.optim,
-        section=config.schedule_section,
-    )
-    plugin = options.plugin(registry.schedules, options.optim.schedule or choice)
-    schedule = build_schedule(choice, context, plugin)
-    return scaled(schedule, context.stage_starts, tuple(stage.lr for stage in curriculum.stages))
+    return schedule_for(run.job, run.options, run.curriculum, run.declared_by)
 
 
 @dataclass(frozen=True)
@@ -276,7 +260,7 @@ class TrainState(train_state.TrainState):
         """The trained part of the reference; None without one, and beside adapters, which it lacks."""
         if self.reference is None or self.base is not None:
             return None
-        return self.objective.trained(self.reference)
+        return self.objective.trained(self.reference_params())
 
     def log_likelihoods(self, trained: Tree, micro: Batch) -> jax.Array:
         """Log-likelihood of every target of a micro-batch, (B, T); 0 where there is none."""
@@ -320,7 +304,18 @@ class TrainState(train_state.TrainState):
         return self.objective.completed(self.params, average)
 
     def reference_params(self) -> Tree | None:
-        """The parameters of the reference in full, None where there is none."""
+        """The parameters of the reference in full, in the device's memory and in their own type; None without one."""
+        held = self._held_reference()
+        if held is None or self.objective.held == AS_PARAMETERS:
+            return held
+        types = {path: leaf.dtype for path, leaf in leaves_of(self.params).items()}
+        return tree_of({path: leaf.astype(types[path]) for path, leaf in leaves_of(on_device(held)).items()})
+
+    def reference_weights(self) -> Tree | None:
+        """The same for a forward pass: as they are held, where the model brings each to the device by itself."""
+        return self._held_reference() if self.objective.model.kind.brings_weights else self.reference_params()
+
+    def _held_reference(self) -> Tree | None:
         if self.reference is None or self.base is None:
             return self.reference
         return overlaid(without_adapters(self.params), self.reference)
@@ -332,8 +327,9 @@ class TrainState(train_state.TrainState):
         """
         state = self.without_kl()
         if self.base is None:
-            return state.replace(reference=copied(self.params))
-        return state.replace(reference={} if step == self.base.step else copied(adapters_of(self.params)))
+            return state.replace(reference=self.objective.held.hold(self.params))
+        fresh = step == self.base.step
+        return state.replace(reference={} if fresh else self.objective.held.hold(adapters_of(self.params)))
 
     def without_kl(self) -> Self:
         """The state before any KL to its reference was measured."""
@@ -342,7 +338,7 @@ class TrainState(train_state.TrainState):
     def anchored(self, weights: Tree) -> Self:
         """The state with other weights, without adapters, as the reference; those of the base are not held twice."""
         same = self.base is not None and fingerprint(leaves_of(weights)) == self.base.fingerprint
-        return self.replace(reference={} if same else weights)
+        return self.replace(reference={} if same else self.objective.held.taken(weights))
 
 
 class KLDivergenceTrainState(TrainState):
@@ -369,7 +365,7 @@ def stage_state(state: TrainState, run: ResolvedRun, step: int, data: StageData)
         if objective.methods.having("remember"):
             memory = objective.methods.remember(state.memory, state, data)
             state = state.replace(
-                memory=memory if _traced(memory) else jax.device_put(memory, memory_places(memory, state))
+                memory=memory if traced(memory) else jax.device_put(memory, memory_places(memory, state))
             )
     if step in curriculum.snapshot_steps():
         state = state.snapshot(step)
@@ -448,37 +444,3 @@ def without_adapters(params: Tree) -> Tree:
 def overlaid(params: Tree, part: Tree) -> Tree:
     """A tree of parameters with the leaves of another in it."""
     return tree_of({**leaves_of(params), **leaves_of(part)})
-
-
-def shardings_of(tree: Tree) -> Tree:
-    """The sharding of every array of a tree."""
-    return jax.tree.map(lambda leaf: leaf.sharding, tree)
-
-
-def _traced(tree: Tree) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
-
-
-def placed_like(value: jax.Array, like: Tree) -> jax.Array:
-    """A value where another lies; while shapes alone are traced, the value itself."""
-    return value if _traced(like) else jax.device_put(value, like.sharding)
-
-
-def built_like(make: Callable[[Tree], Tree], like: Tree) -> Tree:
-    """A function whose results lie as a tree does; while shapes alone are traced, the function itself."""
-    return make if _traced(like) else jax.jit(make, out_shardings=shardings_of(like))
-
-
-def copied(tree: Tree) -> Tree:
-    """A copy of every array, placed as the original; steps donate theirs."""
-    if _traced(tree):
-        return jax.tree.map(jnp.copy, tree)
-    shardings, structure = jax.tree.flatten(shardings_of(tree))
-    return _copier(structure, tuple(shardings))(tree)
-
-
-@functools.lru_cache(maxsize=16)
-def _copier(structure: Any, shardings: tuple[Any, ...]) -> Tree:
-    """The compiled copy of one kind of tree: every checkpoint makes one, and must not compile it again."""
-    placed = jax.tree.unflatten(structure, shardings)
-    return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=placed)

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 
 from holdfast.data.batches import Batch, slot_rows
 from holdfast.evaluation.scoring import Sums, batch_sums
 from holdfast.methods import ParameterPenalty, PenaltyTokens, TokenPenalty
+from holdfast.models.kernels import target_platform
 from holdfast.models.lora import merged
 from holdfast.models.parameters import leaves_of, tree_of
 from holdfast.objectives.token_loss import Penalised, token_loss
@@ -26,6 +28,8 @@ BUDGET_MEMORY = 0.875  # of the running mean, each step that measures a KL: a wi
 BUDGET_GAIN, BUDGET_UP, BUDGET_DOWN = 2.0, 0.05, 0.02
 BUDGET_EXCESS = (-1.0, 3.0)
 BUDGET_RANGE = 1e4
+
+DATA = "data"  # the axis of the mesh over which parameters are copied
 
 KEEP = "keep/"  # before what is measured of budgets
 
@@ -194,22 +198,54 @@ def accumulated(
     Args:
         factors: of `batch_factors`.
     """
-    weights, num_micro = token_weights(state, batch)._replace(factors=factors), batch.x.shape[0]
-    gradient = jax.value_and_grad(loss_fn, has_aux=True)
+    weights = token_weights(state, batch)._replace(factors=factors)
+    model, num_micro = state.objective.model, batch.x.shape[0]
+    shards = jax.sharding.get_abstract_mesh().shape.get(DATA, 1)
+    if shards == 1 or not model.kind.sums_rows(model.options):
+        return _summed(loss_fn, state, batch, weights, key, num_micro)
 
-    trained = state.trained()
+    # Each shard of `data` adds up its own micro-batches, and the sums meet once a step. Inside, the compiler splits
+    # over the other axes alone: it sums a layer's gradients into their fsdp shards, and never over `data`.
+    def of_shard(state: TrainState, batch: Batch, weights: Weights, key: jax.Array) -> Loss:
+        own = _summed(loss_fn, state, batch, weights, key, num_micro * shards)
+        total: Loss = jax.lax.psum(own, DATA)
+        return total
 
-    def one(index: Tree, micro: Batch, weight: Tree) -> Tree:
-        return gradient(trained, state, micro, weight, jax.random.fold_in(key, index), num_micro)
+    rows, whole = PartitionSpec(None, DATA), PartitionSpec()
+    split = jax.shard_map(
+        of_shard, in_specs=(whole, rows, rows, whole), out_specs=whole, axis_names={DATA}, check_vma=False
+    )
+    total: Loss = split(state, batch, weights, key)
+    return total
 
-    first: Loss = one(0, *jax.tree.map(lambda leaf: leaf[0], (batch, weights)))
-    if num_micro == 1:
-        return first
 
-    def body(total: Tree, item: Tree) -> Tree:
+def _summed(
+    loss_fn: Callable[..., Any], state: TrainState, batch: Batch, weights: Weights, key: jax.Array, num_parts: int
+) -> Loss:
+    """The sum over the micro-batches of a batch, one after the other.
+
+    Args:
+        num_parts: micro-batches of the step, those of other shards among them.
+    """
+    gradient, trained, num_micro = jax.value_and_grad(loss_fn, has_aux=True), state.trained(), batch.x.shape[0]
+
+    def one(index: Tree, micro: Batch, weight: Tree) -> Loss:
+        found: Loss = gradient(trained, state, micro, weight, jax.random.fold_in(key, index), num_parts)
+        return found
+
+    def body(total: Loss, item: Tree) -> tuple[Loss, None]:
         index, micro, weight = item
         return jax.tree.map(jnp.add, total, one(index, micro, weight)), None
 
+    if num_micro > 1 and (target_platform() != "cpu" or not jax.sharding.get_abstract_mesh().empty):
+        # One program for all micro-batches: half as much to compile, and nothing of the first one stays in memory.
+        shapes = jax.eval_shape(one, 0, *jax.tree.map(lambda leaf: leaf[0], (batch, weights)))
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        total: Loss = jax.lax.scan(body, nothing, (jnp.arange(num_micro), batch, weights))[0]
+        return total
+    first = one(0, *jax.tree.map(lambda leaf: leaf[0], (batch, weights)))
+    if num_micro == 1:
+        return first
     rest = jax.tree.map(lambda leaf: leaf[1:], (batch, weights))
     summed: Loss = jax.lax.scan(body, first, (jnp.arange(1, num_micro), *rest))[0]
     return summed
@@ -269,7 +305,7 @@ def batch_factors(state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.
 
 def _batch_losses(state: TrainState, batch: Batch, key: jax.Array, whose: str) -> jax.Array:
     """The loss of every token of a batch, (S, B, T), by the model as the step itself sees it, or by the reference."""
-    params = state.reference_params() if whose == "reference" else state.params
+    params = state.reference_weights() if whose == "reference" else state.params
 
     def one(item: tuple[jax.Array, Batch]) -> jax.Array:
         index, micro = item
@@ -305,15 +341,15 @@ def micro_loss(
     nothing_old = in_slots and micro.slots.size == 0
     if (objective.needs_reference or penalties) and not nothing_old:
         assert state.reference is not None, "a stage with a penalty has a reference"
-        reference = jax.lax.stop_gradient(state.reference_params())
+        reference = jax.lax.stop_gradient(state.reference_weights())
         arguments |= {
             "penalties": tuple(penalties.values()),
             "reference_hidden": state.hidden_states(reference, slot_rows(micro) if in_slots else micro)[0],
-            "reference_unembedding_DV": model.unembedding(reference),
+            "reference_unembedding_DV": model.stored_unembedding(reference),
             "reference_blocks": micro.slots.shape[0] if in_slots else 1,
         }
     arguments |= {"token_weights": methods.token_weights(state.memory), "ce_factors": weights.factors}
-    total, aux = token_loss(hidden, model.unembedding(params), micro.y, weights.loss, **arguments)
+    total, aux = token_loss(hidden, model.stored_unembedding(params), micro.y, weights.loss, **arguments)
     value = aux.penalty if isinstance(penalty, TokenPenalty) else jnp.float32(0)
     if isinstance(penalty, ParameterPenalty):
         # A distance between parameters belongs to the step, not to a row: each micro-batch brings an equal part.
@@ -338,7 +374,7 @@ def _cross_entropy(
     objective = state.objective
     params, model = objective.completed(state.params, trained), objective.model
     hidden, _ = state.hidden_states(params, micro, key)
-    matrix = model.unembedding(params)
+    matrix = model.stored_unembedding(params)
     total, aux = token_loss(hidden, matrix, micro.y, weights.loss, tied=model.tied, softcap=model.softcap)
     return total, {"ce": aux.ce}
 

@@ -25,8 +25,9 @@ from holdfast.models.family import Model
 from holdfast.models.lora import adapter_shardings, fingerprint, merged
 from holdfast.models.parameters import leaves_of, trainable_of, tree_of
 from holdfast.training.initial import begun, held_reference, initial_params
+from holdfast.training.placement import ReferenceStore, shardings_of
 from holdfast.training.resolve import ResolvedRun
-from holdfast.training.state import LATER_ARRAYS, Base, TrainState, shardings_of
+from holdfast.training.state import LATER_ARRAYS, Base, TrainState
 from holdfast.types import Json, Tree
 
 
@@ -41,12 +42,27 @@ def checkpoint_params(info: CheckpointInfo, model: Model, mesh: jax.sharding.Mes
     plain, base = abstract_params(model, mesh), info.manifest.get("base")
     held = "adapters" if item == "params" else base and base["reference"]
     if base is None or held == "all":
-        return read_arrays(info, {item: plain})[item]
+        return _read_typed(info, item, plain)
     weights = base_params(info, model, mesh)
     if held == "base":
         return weights
-    adapters = read_arrays(info, {item: abstract_adapters(info, model, plain)})[item]
-    return _merged(weights, adapters)
+    return _merged(weights, _read_typed(info, item, abstract_adapters(info, model, plain)))
+
+
+def reference_dtype(info: CheckpointInfo) -> str | None:
+    """The type in which a checkpoint holds its reference, None: that of the parameters."""
+    found: str | None = info.manifest["config"].get("optimization/kl/reference_dtype")
+    return found
+
+
+def _read_typed(info: CheckpointInfo, item: str, plain: Tree) -> Tree:
+    """Parameters of a checkpoint in the types of the model's, also where a reference is held in another one."""
+    stored = ReferenceStore(dtype=reference_dtype(info) if item == "reference" else None)
+    arrays = read_arrays(info, {item: jax.tree.map(stored.shape, plain)})[item]
+    if stored.dtype is None:
+        return arrays
+    cast = jax.jit(lambda tree: jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), tree, plain))
+    return cast(arrays)
 
 
 def _merged(base: Tree, adapters: Tree) -> Tree:

@@ -1,0 +1,200 @@
+"""A/A on real runs: what does `holdfast verdict` say where there is no difference?
+
+    HOLDFAST_DATA=../shared/data python -m benchmarks.aa --train --out runs    # trains both names; writes aa.csv
+    python -m benchmarks.aa                                                    # judges; exit 1 where a limit is missed
+
+`--train` runs plain training of examples/studies/stories-shakespeare.yaml at its base rate on all judging seeds under
+two names: `plain`, and `again`, which begins the new stage with the same weights and sees its rows in another order
+(the order is drawn from a dataset's name, so it reads the same files under another name). `aa.csv` beside the
+benchmarks' other results keeps both. The study's own runs of plain must be the same to the last digit, or nothing is
+compared.
+
+The names of two arms are then swapped at random, seed by seed, 200 times: where there is no difference every swap is as
+likely as another. Without `aa.csv` this is done for `nll_difference`, whose gradient is plain's, alone. And the seeds
+of every arm are split at random into two names that are paired at random, 200 times: there parents differ too.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from holdfast.config import read_yaml
+from holdfast.studies.measured import measured
+from holdfast.studies.pairs import compare_pair, resampled
+from holdfast.studies.results import BEFORE, BOUNDS, PLAIN, Row, read_results
+from holdfast.studies.study import SeedsConfig, read_study
+from holdfast.studies.verdict import default_margin, judge_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+STUDY = ROOT / "examples" / "studies" / "stories-shakespeare.yaml"
+RESULTS, AGAIN = STUDY.parent / "results" / "stories-shakespeare.csv", ROOT / "benchmarks" / "results" / "aa.csv"
+NAME, NLL = "again", "nll_difference"
+LEAST = 0.95
+
+
+def train(out: Path) -> None:
+    """Train both names, and keep their rows."""
+    config = read_study(STUDY).config
+    assert isinstance(config.seeds, SeedsConfig)
+    assert isinstance(config.new, str)
+    data = Path(os.environ["HOLDFAST_DATA"]).absolute()
+    values = read_yaml(STUDY)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for each in data.iterdir():
+            (folder / each.name).symlink_to(each)
+        (folder / NAME).symlink_to(data / config.new)
+        again = [f"stages.1.data=[{{name: {NAME}}}]", f"eval.held_out=[{config.new}]"]
+        values |= {
+            "name": "aa",
+            "base": str(STUDY.parent / str(config.base)),
+            "seeds": config.judging,
+            "plain": {**values["plain"], "rates": [1]},
+            "arms": {NAME: {"set": again}},
+            "bounds": [],
+            "results": str(AGAIN),
+            "relearn": None,
+            "drift": False,
+        }
+        file = folder / "aa.yaml"
+        file.write_text(yaml.safe_dump(values))
+        command = [sys.executable, "-m", "holdfast", "study", "run", str(file), "--out", str(out)]
+        subprocess.run(command, check=True, env={**os.environ, "HOLDFAST_DATA": str(folder)})
+
+
+def read_both(results: Path) -> list[Row]:
+    """The judged rows of the study with those of the second name, on the seeds that have both."""
+    rows = [row for row in read_results(results) if row.role != "selection"]
+    if not AGAIN.is_file():
+        return rows
+    second = read_results(AGAIN)
+    seeds = {row.seed for row in rows if row.arm == NLL} & {row.seed for row in second if row.arm == NAME}
+    rows, second = ([row for row in each if row.seed in seeds] for each in (rows, second))
+    known = {_place(row): (row.old, row.new) for row in rows}
+    shared = [row for row in second if row.arm in (PLAIN, BEFORE)]
+    other = [row for row in shared if known.get(_place(row)) != (row.old, row.new)]
+    if other:
+        raise SystemExit(
+            f"{AGAIN.name}: {len(other)} of {len(shared)} rows of plain are not the study's, such as {other[0]}; "
+            "train with as many visible cores as the study had, whose sums differ in the last bits otherwise"
+        )
+    print(f"{len(seeds)} seeds; {len(shared)} rows of plain are the same in both files, to the last digit")
+    return [*rows, *(row for row in second if row.arm == NAME)]
+
+
+def _place(row: Row) -> tuple[object, ...]:
+    return (*row.run, row.task, row.document)
+
+
+def swapped(rows: Sequence[Row], rate: float, seeds: set[int]) -> list[Row]:
+    """The rows with the two names exchanged on some seeds."""
+
+    def named(row: Row) -> Row:
+        if row.seed not in seeds or row.learning_rate != rate:
+            return row
+        # An interpolation with the snapshot is of plain alone.
+        if row.arm == PLAIN and not row.strength:
+            return replace(row, arm=NAME)
+        return replace(row, arm=PLAIN) if row.arm == NAME else row
+
+    return [named(row) for row in rows]
+
+
+def frontier(rows: Sequence[Row], rate: float, times: int) -> tuple[Counter[str], int]:
+    """Verdicts on the second name of plain against plain's frontier, and how often its rate is called dominated."""
+    kept = [row for row in rows if row.arm in (PLAIN, BEFORE, NAME)]
+    seeds = sorted({row.seed for row in kept})
+    random = np.random.default_rng(0)
+    words: Counter[str] = Counter()
+    dominated = 0
+    for _ in range(times):
+        chosen = {seed for seed in seeds if random.random() < 0.5}
+        found = judge_rows(swapped(kept, rate, chosen))
+        words[found.primary[NAME].word] += 1
+        dominated += rate in found.dominated
+    return words, dominated
+
+
+def split(rows: Sequence[Row], arm: str, times: int) -> Counter[str]:
+    """Verdicts on two halves of the seeds of one arm, or of plain at a rate, as if they were two arms."""
+    name, _, rate = arm.partition("@")
+    mine = [row for row in rows if row.arm == name and not (name == PLAIN and row.strength)]
+    if rate:
+        mine = [row for row in mine if row.learning_rate == float(rate)]
+    frame = [row for row in rows if row.arm in (PLAIN, BEFORE)]
+    seeds = sorted({row.seed for row in mine})
+    half = len(seeds) // 2
+    kept = [row for row in frame if row.seed in seeds[:half]]
+    margin = default_margin(measured(frame))[0]
+    random = np.random.default_rng(0)
+    words: Counter[str] = Counter()
+    for _ in range(times):
+        drawn = [seeds[index] for index in random.permutation(len(seeds))]
+        names = {seed: ("one", seeds[at]) for at, seed in enumerate(drawn[:half])}
+        names |= {seed: ("two", seeds[at]) for at, seed in enumerate(drawn[half : 2 * half])}
+        halves = [replace(row, arm=names[row.seed][0], seed=names[row.seed][1]) for row in mine if row.seed in names]
+        words[compare_pair([*kept, *halves], "one", "two", margin=margin).word] += 1
+    return words
+
+
+def told(words: Counter[str]) -> str:
+    return ", ".join(f"{word} {count}" for word, count in words.most_common())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.aa", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--train", action="store_true", help="train the second name first")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the runs")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="results of the study")
+    parser.add_argument("--times", type=int, default=200, help="resamplings")
+    arguments = parser.parse_args()
+    if arguments.train:
+        train(arguments.out)
+    sys.exit(1 if judged(read_both(arguments.results), arguments.times) else 0)
+
+
+def judged(rows: Sequence[Row], times: int) -> list[str]:
+    """Print all figures; returns the limits that are missed."""
+    rate = next(row.learning_rate for row in rows if row.arm == NLL)
+    assert rate is not None
+    missed: list[str] = []
+
+    def line(text: str, fine: bool) -> None:
+        missed.extend([] if fine else [text])
+        print(f"{text}{'' if fine else ': MISSED'}", flush=True)
+
+    plain, arms = f"{PLAIN}@{rate:g}", [*dict.fromkeys(row.arm for row in rows)]
+    for first in (each for each in (NAME, NLL) if each in arms):
+        mine = [row for row in rows if row.arm in (PLAIN, BEFORE, first)]
+        print(compare_pair(mine, first, plain).words())
+        counts = Counter(resampled(mine, first, plain, times=times))
+        line(f"  {times} swaps: {told(counts)}", counts["no evidence"] >= LEAST * times)
+    halves: Counter[str] = Counter()
+    tried = [plain, *(arm for arm in arms if arm not in (PLAIN, BEFORE, *BOUNDS))]
+    for arm in tried:
+        halves += split(rows, arm, times)
+    line(
+        f"two halves of the seeds of one arm, {times} splits of each of {len(tried)}: {told(halves)}",
+        halves["better"] + halves["worse"] <= (1 - LEAST) * halves.total(),
+    )
+    if NAME in arms:
+        words, dominated = frontier(rows, rate, times)
+        line(f"plain's own rate is called dominated in {dominated} of {times} swaps", dominated >= LEAST * times)
+        # Where another rate learns more by over δ and keeps more, an arm that is plain at this one is surely worse.
+        line(f"{NAME} as an arm against plain's frontier: {told(words)}", words["better"] <= (1 - LEAST) * times)
+    return missed
+
+
+if __name__ == "__main__":
+    main()
