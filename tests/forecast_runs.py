@@ -50,7 +50,8 @@ def write_run(path: Path, until: int, replay: float = 0.0, options: Any = None, 
     }
     for section, more in (options or {}).items():
         values[section] = {**values[section], **more} if isinstance(values.get(section), dict) else more
-    classes = config_classes(JOB)
+    # Without what other tests registered in this process: whoever reads the run may not know it.
+    classes = [cls for cls in config_classes(JOB) if cls.__module__.startswith("holdfast.")]
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(to_yaml(merge(classes, values), classes, JOB))
     lines = [_train(START + until)]
