@@ -110,7 +110,9 @@ def part(name: str) -> ModuleType:
 
 def scratch() -> Path:
     """The folder of the part that runs in this process."""
-    folder = Path(os.environ.setdefault(SCRATCH, tempfile.mkdtemp(prefix="holdfast-campaign-")))
+    if SCRATCH not in os.environ:
+        os.environ[SCRATCH] = tempfile.mkdtemp(prefix="holdfast-campaign-")
+    folder = Path(os.environ[SCRATCH])
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
