@@ -82,6 +82,7 @@ def test_a_broken_network_is_told_from_a_broken_program() -> None:
     link = type("JaxRuntimeError", (RuntimeError,), {})
     assert "another process" in str(processes._broken_link(link("UNKNOWN: Gloo AllGather failed: Connection closed")))
     assert processes._broken_link(link("RESOURCE_EXHAUSTED: Out of memory")) is None
+    assert "another process" in str(processes._broken_link(ValueError("UNKNOWN: Gloo AllGather failed: Read error")))
     assert processes._broken_link(ValueError("Gloo")) is None
 
 

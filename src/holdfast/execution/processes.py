@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -28,6 +29,7 @@ ROLL_SECONDS = 5  # for one message between processes that start
 SAME_SECONDS = 3  # in which all processes meet the same error if it is not of one alone
 PREPARE_SECONDS = 7 * 24 * 3600
 LINKS = ("Gloo", "NCCL", "RCCL", "UNAVAILABLE", "coordination service")  # in errors of a network between processes
+STATUS = re.compile("[A-Z_]+: ")  # how the text of a runtime's error begins
 SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
 
 _keys = itertools.count()
@@ -290,7 +292,9 @@ def _watched() -> Iterator[None]:
 def _broken_link(error: BaseException) -> str | None:
     """The message for an error of the network between processes, None for any other."""
     text = " ".join(str(error).split())
-    if type(error).__name__ != "JaxRuntimeError" or not any(word in text for word in LINKS):
+    # Where arrays are gathered, JAX raises the runtime's error as a ValueError.
+    of_runtime = type(error).__name__ == "JaxRuntimeError" or (type(error) is ValueError and STATUS.match(text))
+    if not of_runtime or not any(word in text for word in LINKS):
         return None
     return (
         f"failed: the connection to another process broke ({text[:200]}); it may have died: its own output may say "
