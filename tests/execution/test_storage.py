@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import sys
 import threading
 import types
@@ -48,6 +49,19 @@ def test_a_refusal_is_found_behind_other_errors() -> None:
         assert disk_reason(RuntimeError(text)) == "the disk is full"
     assert disk_reason(ValueError("a shape that does not fit")) is None
     assert disk_reason(None) is None
+
+
+def test_what_was_just_written_and_is_not_there_is_a_folder_that_is_gone() -> None:
+    # TensorStore gives no number where the file that it wrote a moment ago cannot be found again.
+    of = "Error reading Byte range [0, 199) of local file"
+    text = f'Error opening "zarr" driver: Error writing "a" in OCDBT database at local file "b/": {of} "b/d/1"'
+    vanished = ValueError(f"NOT_FOUND: {text}")
+    assert disk_reason(vanished) == "the folder is gone"
+    assert unreachable(vanished) is None
+    unfinished = f'Error reading "a" in OCDBT database at local file "3.orbax-checkpoint-tmp/b/": {of} "b/d/1"'
+    assert disk_reason(ValueError(f"NOT_FOUND: {unfinished}")) == "the folder is gone"
+    assert disk_reason(ValueError(f'NOT_FOUND: Error opening "zarr" driver: {of} "b/d/1"')) is None
+    assert disk_reason(ValueError(f"FAILED_PRECONDITION: {text}")) is None
 
 
 def test_a_connection_is_not_a_disk() -> None:
@@ -166,6 +180,44 @@ def test_a_checkpoint_that_is_kept_for_good_is_tried_until_it_is_there(
     store.save(5, STATE, manifest(5, "final"))
     assert [info.step for info in list_checkpoints(tmp_path)] == [5]  # before anything waits for it
     store.close()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_checkpoint_that_went_to_another_disk_is_not_taken_for_written(
+    durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk vanishes without an error: who makes folders as needed has written below the empty mount point."""
+    said: list[str] = []
+    folder, away = tmp_path / "run", tmp_path / "away"
+    folder.mkdir()
+    (folder / "lock").touch()
+    store = CheckpointStore(folder / "checkpoints", patience=Patience(60, folder / "lock", said.append))
+
+    def begun(point: str) -> None:
+        if point == "checkpoint begun" and not away.exists() and not said:
+            finished = store._manager.wait_until_finished
+            store._manager.wait_until_finished = lambda: vanished(finished)
+
+    def vanished(finished: Any) -> None:
+        store._manager.wait_until_finished = finished
+        finished()
+        folder.rename(away)
+        (folder / "checkpoints" / "1").mkdir(parents=True)
+        (folder / "lock").touch()
+        threading.Timer(0.2, back).start()
+
+    def back() -> None:
+        folder.rename(tmp_path / "below")
+        shutil.rmtree(away / "checkpoints" / "1")
+        away.rename(folder)
+
+    monkeypatch.setattr(checkpoints, "fault_point", begun)
+    store.save(1, STATE, manifest(1), durable=durable)
+    store.wait()
+    store.save(2, STATE, manifest(2), durable=True)
+    store.close()
+    assert [info.step for info in list_checkpoints(folder / "checkpoints")] == ([1, 2] if durable else [2])
+    assert any("checkpoint 1" in line and "the folder is gone" in line for line in said)
 
 
 def test_what_does_not_count_is_told_apart(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_four_devices_are_one_device(whole: dict[int, Path]) -> None:
     assert one[-1]["loss"] < 0.9 * one[-1]["ce"], "tokens weigh less than 1"
 
 
-@pytest.mark.parametrize(("devices", "step"), [(1, 8), (4, 6)])
+@pytest.mark.parametrize(("devices", "step"), [(1, 6), (1, 8), (4, 6), (4, 8)])
 def test_a_stopped_run_goes_on_to_the_same_end(
     devices: int, step: int, whole: dict[int, Path], folder: Path, tmp_path: Path
 ) -> None:

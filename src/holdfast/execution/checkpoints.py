@@ -7,6 +7,7 @@ What only lists or names checkpoints needs no JAX.
 """
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -304,7 +305,7 @@ class CheckpointStore:
         self.rolling = rolling
         self.read_only = read_only
         self._patience = patience or Patience(0)
-        self._writing = -1  # the step whose checkpoint is being written
+        self._writing = -1  # the step whose checkpoint is being written, or none
         self._manager = self._open()
 
     def _open(self) -> Any:
@@ -363,6 +364,7 @@ class CheckpointStore:
                 fault_point("checkpoint begun")
                 if durable:
                     self._manager.wait_until_finished()
+                    self._confirm(step)
                     fault_point("checkpoint written")
             except Exception:
                 self._give_up_manager()
@@ -378,6 +380,8 @@ class CheckpointStore:
             return
         try:
             self._manager.wait_until_finished()
+            if self._writing >= 0:
+                self._confirm(self._writing)
             self._forget_paths()
         except Exception as error:
             reason = disk_reason(error)
@@ -387,6 +391,17 @@ class CheckpointStore:
             if processes.count() > 1:
                 raise RunError(gave_up(f"checkpoint {self._writing}", reason, 0)) from error
             self._patience.say(f"checkpoint {self._writing} could not be written and is left out: {reason}")
+
+    def _confirm(self, step: int) -> None:
+        """Raise an OSError if a checkpoint that was written is not there.
+
+        Where a disk vanishes, its mount point is left: whoever makes folders as needed writes into that one instead,
+        and meets no error.
+        """
+        self._patience.check()
+        if processes.is_first() and not (self.folder / str(step)).is_dir():
+            raise FileNotFoundError(errno.ENOENT, "what was written is not there", str(self.folder / str(step)))
+        self._writing = -1
 
     def _forget_paths(self) -> None:
         """Take the paths of this machine out of the files by which Orbax marks what is complete: they may be shared."""

@@ -51,6 +51,8 @@ _NOT_THE_FILE = {
 # A connection over the network raises these too, but names no file.
 _ALSO_NETWORK = {errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT}
 _NUMBER = re.compile(r"(?:OS error |os_error_code=')(\d+)")  # as the versions of TensorStore write it
+# What TensorStore wrote a moment ago is not there when it goes on: no call failed, so there is no number.
+_VANISHED = re.compile(r"NOT_FOUND:.*(?:Error writing .*local file|local file .*\.orbax-checkpoint-tmp)", re.DOTALL)
 LONGEST_PAUSE = 5.0
 
 
@@ -79,6 +81,8 @@ def disk_reason(error: BaseException | None) -> str | None:
                 return REASONS[number]
         if _NO_MEMORY.search(str(error)):
             return REASONS[errno.ENOMEM]
+        if _VANISHED.match(str(error)):
+            return REASONS[errno.ENOENT]
         error = error.__cause__ or error.__context__
     return None
 
