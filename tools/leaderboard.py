@@ -46,9 +46,9 @@ Made by `{COMMAND}` and `python tools/leaderboard.py`, from
 A way is compared with the best that plain training does **while learning as much**: five learning rates or more, early
 stopping, interpolation with the snapshot ([how that is judged](verdict.md)). Δ is how many bits per byte of the old
 text it keeps more than that; its interval counts seeds and held-out documents and is adjusted for all arms of the
-table. "Worse" asks for more: plain that learns *more*, by the margin δ, and still keeps more. Where no plain run learns so much
-more, as beside ways that learn all there is, a Δ below 0 stays "no evidence". Where a way has a grid, one configuration was
-chosen on other seeds. These are tiny models and short stages: the
+table. "Worse" asks for more: plain that learns *more*, by the margin δ, and still keeps more. Where no plain run learns
+so much more, as beside ways that learn all there is, a Δ below 0 stays "no evidence". Where a way has a grid, one
+configuration was chosen on other seeds. These are tiny models and short stages: the
 page says what holds there, not what holds for yours; [the same command](howto-run-a-study.md) takes your config.
 """
 LEGEND = """Lower losses are better; means over seeds. **worst old**: the largest old loss at the measured points of the
