@@ -60,6 +60,9 @@ def test_what_was_just_written_and_is_not_there_is_a_folder_that_is_gone() -> No
     assert unreachable(vanished) is None
     unfinished = f'Error reading "a" in OCDBT database at local file "3.orbax-checkpoint-tmp/b/": {of} "b/d/1"'
     assert disk_reason(ValueError(f"NOT_FOUND: {unfinished}")) == "the folder is gone"
+    for folder, reason in (("3.orbax-checkpoint-tmp/state", "the folder is gone"), ("3/state", None)):
+        missing = f"No ArrayMetadata found for process_index=0 in the checkpoint directory: {folder}. But input PyTree"
+        assert disk_reason(ValueError(missing)) == reason
     assert disk_reason(ValueError(f'NOT_FOUND: Error opening "zarr" driver: {of} "b/d/1"')) is None
     assert disk_reason(ValueError(f"FAILED_PRECONDITION: {text}")) is None
 

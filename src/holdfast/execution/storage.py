@@ -51,8 +51,12 @@ _NOT_THE_FILE = {
 # A connection over the network raises these too, but names no file.
 _ALSO_NETWORK = {errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT}
 _NUMBER = re.compile(r"(?:OS error |os_error_code=')(\d+)")  # as the versions of TensorStore write it
-# What TensorStore wrote a moment ago is not there when it goes on: no call failed, so there is no number.
-_VANISHED = re.compile(r"NOT_FOUND:.*(?:Error writing .*local file|local file .*\.orbax-checkpoint-tmp)", re.DOTALL)
+# What TensorStore or Orbax wrote a moment ago is not there when they go on: no call failed, so there is no number.
+_VANISHED = re.compile(
+    r"NOT_FOUND:.*(?:Error writing .*local file|local file .*\.orbax-checkpoint-tmp)"
+    r"|No ArrayMetadata found .*\.orbax-checkpoint-tmp",
+    re.DOTALL,
+)
 LONGEST_PAUSE = 5.0
 
 
