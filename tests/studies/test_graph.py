@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast import registry
 from holdfast.config import field
+from holdfast.errors import ConfigError
 from holdfast.studies.graph import Graph, cost
 from holdfast.studies.study import Choice
 from studies.tiny_study import CONFIG, tiny
@@ -136,6 +137,21 @@ def test_grids_are_run_on_selection_seeds_and_the_chosen_one_on_the_others(tmp_p
     assert not [cell for cell in graph.judging({}) if cell.arm == "KL"]
     chosen = Choice(1.0, 2.0)
     assert [cell.choice for cell in graph.judging({"KL": chosen}) if cell.arm == "KL"] == [chosen]
+
+
+def test_several_options_take_each_strength_together(tmp_path: Path) -> None:
+    strength = {"path": ["stages.1.beta", "stages.2.beta"], "values": [0.5, 2]}
+    arms = {"KL": {"set": ["stages.1.update_reference=true"], "strength": strength}}
+    seeds = {"selection": [8, 9], "judging": [0]}
+    graph = graph_of(tmp_path, config={**CONFIG, "stages": STAGES[:3]}, seeds=seeds, arms=arms)
+    stages = graph.resolved("KL", Choice(1.0, 2.0)).curriculum.stages
+    assert [stage.beta for stage in stages] == [0.0, 2.0, 2.0]
+    one = {"KL": {**arms["KL"], "strength": {**strength, "path": "stages.1.beta"}}}
+    alone = graph_of(tmp_path, config={**CONFIG, "stages": STAGES[:3]}, seeds=seeds, arms=one)
+    assert [stage.beta for stage in alone.resolved("KL", Choice(1.0, 2.0)).curriculum.stages] == [0.0, 2.0, 0.0]
+    none = {"KL": {**arms["KL"], "strength": {**strength, "path": []}}}
+    with pytest.raises(ConfigError, match="arms/KL/strength/path"):
+        graph_of(tmp_path, seeds=seeds, arms=none)
 
 
 def test_digests_do_not_depend_on_where_data_is_but_on_what_it_is(tmp_path: Path) -> None:

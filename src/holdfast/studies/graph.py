@@ -217,7 +217,7 @@ def resolve_cell(study: Study, arm: str, choice: Choice, seed: int) -> ResolvedR
     config = study.config.arms.get(arm, ArmConfig())
     overrides = [*config.set]
     if config.strength is not None:
-        overrides.append(f"{config.strength.path}={choice.strength!r}")
+        overrides += [f"{path}={choice.strength!r}" for path in config.strength.paths]
     for override in overrides:
         if override.partition("=")[0].strip().replace(".", "/") == "training/seed":
             raise ConfigError(

@@ -72,13 +72,20 @@ class PlainConfig:
 
 @dataclass(frozen=True)
 class StrengthConfig:
-    """The option that says how strongly an arm holds on to the old, and the values it takes."""
+    """The option that says how strongly an arm holds on to the old, or several alike, and the values it takes."""
 
-    path: str
+    path: List[str] | str
     values: List[float]
 
     def __post_init__(self) -> None:
+        if not self.paths:
+            raise ConfigError("path", self.path, "at least one option")
         _check_numbers("values", self.values)
+
+    @property
+    def paths(self) -> list[str]:
+        """The options that take each value together."""
+        return [self.path] if isinstance(self.path, str) else list(self.path)
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,7 @@ class ArmConfig:
         if bool(self.shares) != (self.weights == "interpolated"):
             raise ConfigError("shares", self.shares, "some where weights is interpolated, none otherwise")
         if self.shares and self.strength:
-            raise ConfigError("strength", self.strength.path, "null where shares are given: they are the strengths")
+            raise ConfigError("strength", self.strength.paths, "null where shares are given: they are the strengths")
         for index, share in enumerate(self.shares):
             if not 0 < share < 1:
                 raise ConfigError(f"shares/{index}", share, "a share between 0 and 1")
