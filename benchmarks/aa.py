@@ -3,15 +3,14 @@
     HOLDFAST_DATA=../shared/data python -m benchmarks.aa --train --out runs    # trains both names; writes aa.csv
     python -m benchmarks.aa                                                    # judges; exit 1 where a limit is missed
 
-`--train` runs plain training of examples/studies/stories-shakespeare.yaml at its base rate on all judging seeds under
-two names: `plain`, and `again`, which begins the new stage with the same weights and sees its rows in another order
-(the order is drawn from a dataset's name, so it reads the same files under another name). `aa.csv` beside the
-benchmarks' other results keeps both. The study's own runs of plain must be the same to the last digit, or nothing is
-compared.
+`--train` runs plain training of examples/studies/stories-shakespeare.yaml at all its rates on all judging seeds, and
+beside it `nll_difference`, whose gradient is plain's, and `again`: plain at the base rate, which begins the new stage
+with the same weights and sees its rows in another order (the order is drawn from a dataset's name, so it reads the same
+files under another name). `aa.csv` beside the benchmarks' other results keeps them.
 
 The names of two arms are then swapped at random, seed by seed, 200 times: where there is no difference every swap is as
-likely as another. Without `aa.csv` this is done for `nll_difference`, whose gradient is plain's, alone. And the seeds
-of every arm are split at random into two names that are paired at random, 200 times: there parents differ too.
+likely as another. And the seeds of every arm of the study are split at random into two names that are paired at random,
+200 times: there parents differ too.
 """
 
 import argparse
@@ -58,8 +57,7 @@ def train(out: Path) -> None:
             "name": "aa",
             "base": str(STUDY.parent / str(config.base)),
             "seeds": config.judging,
-            "plain": {**values["plain"], "rates": [1]},
-            "arms": {NAME: {"set": again}},
+            "arms": {NAME: {"set": again}, NLL: read_yaml(STUDY.parent / values["arms"])[NLL]},
             "bounds": [],
             "results": str(AGAIN),
             "relearn": None,
@@ -69,30 +67,6 @@ def train(out: Path) -> None:
         file.write_text(yaml.safe_dump(values))
         command = [sys.executable, "-m", "holdfast", "study", "run", str(file), "--out", str(out)]
         subprocess.run(command, check=True, env={**os.environ, "HOLDFAST_DATA": str(folder)})
-
-
-def read_both(results: Path) -> list[Row]:
-    """The judged rows of the study with those of the second name, on the seeds that have both."""
-    rows = [row for row in read_results(results) if row.role != "selection"]
-    if not AGAIN.is_file():
-        return rows
-    second = read_results(AGAIN)
-    seeds = {row.seed for row in rows if row.arm == NLL} & {row.seed for row in second if row.arm == NAME}
-    rows, second = ([row for row in each if row.seed in seeds] for each in (rows, second))
-    known = {_place(row): (row.old, row.new) for row in rows}
-    shared = [row for row in second if row.arm in (PLAIN, BEFORE)]
-    other = [row for row in shared if known.get(_place(row)) != (row.old, row.new)]
-    if other:
-        raise SystemExit(
-            f"{AGAIN.name}: {len(other)} of {len(shared)} rows of plain are not the study's, such as {other[0]}; "
-            "train with as many visible cores as the study had, whose sums differ in the last bits otherwise"
-        )
-    print(f"{len(seeds)} seeds; {len(shared)} rows of plain are the same in both files, to the last digit")
-    return [*rows, *(row for row in second if row.arm == NAME)]
-
-
-def _place(row: Row) -> tuple[object, ...]:
-    return (*row.run, row.task, row.document)
 
 
 def swapped(rows: Sequence[Row], rate: float, seeds: set[int]) -> list[Row]:
@@ -161,11 +135,22 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.train:
         train(arguments.out)
-    sys.exit(1 if judged(read_both(arguments.results), arguments.times) else 0)
+    both, study = (judging(path) for path in (AGAIN, arguments.results))
+    sys.exit(1 if judged(both or study, study, arguments.times) else 0)
 
 
-def judged(rows: Sequence[Row], times: int) -> list[str]:
-    """Print all figures; returns the limits that are missed."""
+def judging(path: Path) -> list[Row]:
+    """The rows of a file that are judged; none where it is missing."""
+    return [row for row in read_results(path) if row.role != "selection"] if path.is_file() else []
+
+
+def judged(rows: Sequence[Row], study: Sequence[Row], times: int) -> list[str]:
+    """Print all figures; returns the limits that are missed.
+
+    Args:
+        rows: of plain and of the names that are plain.
+        study: whose arms are split in two halves.
+    """
     rate = next(row.learning_rate for row in rows if row.arm == NLL)
     assert rate is not None
     missed: list[str] = []
@@ -181,9 +166,10 @@ def judged(rows: Sequence[Row], times: int) -> list[str]:
         counts = Counter(resampled(mine, first, plain, times=times))
         line(f"  {times} swaps: {told(counts)}", counts["no evidence"] >= LEAST * times)
     halves: Counter[str] = Counter()
-    tried = [plain, *(arm for arm in arms if arm not in (PLAIN, BEFORE, *BOUNDS))]
+    named = dict.fromkeys(row.arm for row in study)
+    tried = [plain, *(arm for arm in named if arm not in (PLAIN, BEFORE, *BOUNDS))]
     for arm in tried:
-        halves += split(rows, arm, times)
+        halves += split(study, arm, times)
     line(
         f"two halves of the seeds of one arm, {times} splits of each of {len(tried)}: {told(halves)}",
         halves["better"] + halves["worse"] <= (1 - LEAST) * halves.total(),

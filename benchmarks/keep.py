@@ -39,11 +39,12 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parent / "results" / "keep.csv"
 JOB, FIRST_JOB = "continual/train/abcd_kl", "gpt/train/pretrain"
 BUDGETS = (0.02, 0.05, 0.15)
-WEIGHTS = (0.1, 0.3, 1.0, 3.0, 10.0)
+WEIGHTS = (0.3, 1.0, 3.0, 10.0, 30.0)
 SEEDS, OTHER_SEEDS = tuple(range(20)), (100, 101)
-BATCH, BLOCK, STEPS = 16, 64, 300
+BATCH, BLOCK, STEPS = 32, 64, 400
+FIRST_BATCH, FIRST_STEPS = 16, 800  # of the model that knows the old
 ARCHITECTURE = {"n_layers": 2, "n_embd": 32, "n_head": 2, "block_size": BLOCK}
-LATER = {"fixed": 2, "self": 6}  # rounds of seeds that other arms are ahead
+LATER = {"fixed": 2, "self": 20}  # rounds of seeds that other arms are ahead
 FRESH_SAMPLES, FRESH_SEED = 128, 12_345
 
 
@@ -134,7 +135,8 @@ def first_model(curriculum: Curriculum, folder: Path) -> Path:
     Little more than an epoch: rows that a model knows by heart lose more than its held-out loss does.
     """
     values = shared_options(curriculum, 0, folder)
-    values["training"] |= {"batch_size": BATCH, "per_device_batch_size": BATCH, "tokens": 800 * BATCH * BLOCK}
+    tokens = FIRST_STEPS * FIRST_BATCH * BLOCK
+    values["training"] |= {"batch_size": FIRST_BATCH, "per_device_batch_size": FIRST_BATCH, "tokens": tokens}
     values["training"] |= {"dataset": [{"name": "first", "style": "PMD"}], "evaluate": False}
     values["optimization"] = {"lr": 0.004, "schedule": "wsd"}
     spec = ExecutionSpec(name=f"first-{curriculum.old}", root=folder)
@@ -153,7 +155,7 @@ def options(curriculum: Curriculum, seed: int, folder: Path) -> dict[str, Any]:
             {"tokens": tokens, "data": [{"name": curriculum.old, "style": "PMD"}], "lr": 0.0},
             {"tokens": STEPS * tokens, "data": [{"name": curriculum.new, "style": "PMD"}], "optimizer": "reset"},
         ],
-        "optimization": {"lr": curriculum.lr, "schedule": "wsd", "warmup_pct": 0.2},
+        "optimization": {"lr": curriculum.lr, "schedule": "constant"},
     }
 
 

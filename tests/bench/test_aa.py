@@ -39,7 +39,7 @@ def test_names_are_exchanged_on_the_seeds_that_were_drawn_and_at_the_rate_alone(
 
 
 def test_nothing_is_found_where_nothing_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert aa.judged(rows(), 100) == []
+    assert aa.judged(rows(), rows(), 100) == []
     said = capsys.readouterr().out
     assert "again against plain@0.003, 8 seeds: no evidence" in said
     assert "plain's own rate is called dominated in 100 of 100 swaps" in said
@@ -49,17 +49,17 @@ def test_nothing_is_found_where_nothing_is(capsys: pytest.CaptureFixture[str]) -
 def test_two_halves_of_an_arms_seeds_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     given = [row for row in rows() if row.arm != aa.NAME]
     assert aa.split(given, aa.NLL, 10).total() == 10
-    aa.judged(given, 10)
+    aa.judged(given, given, 10)
     said = capsys.readouterr().out
     assert "two halves of the seeds of one arm, 10 splits of each of 2" in said
     assert "as an arm" not in said
 
 
 def test_an_arm_that_keeps_more_is_found(capsys: pytest.CaptureFixture[str]) -> None:
-    aa.judged(rows(apart=2.0), 4)
+    aa.judged(rows(apart=2.0), rows(), 4)
     assert "again against plain@0.003, 8 seeds: keeps 2.00 ± 0.05 more (better)." in capsys.readouterr().out
 
 
 def test_a_rate_that_is_not_dominated_is_missed() -> None:
     given = [replace(row, old=0.5) if row.learning_rate == RATE else row for row in rows()]
-    assert any("dominated in 0 of 4" in line for line in aa.judged(given, 4))
+    assert any("dominated in 0 of 4" in line for line in aa.judged(given, given, 4))

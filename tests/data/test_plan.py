@@ -103,6 +103,18 @@ def test_each_row_is_used_once_per_epoch_whichever_step_draws_it() -> None:
         assert len(rows) > 2 * size
 
 
+@given(sizes=st.tuples(st.integers(1, 90), st.integers(1, 90)), share=st.floats(0.1, 0.9))
+@settings(deadline=None)
+def test_the_end_of_an_epoch_is_where_every_row_was_drawn(sizes: tuple[int, int], share: float) -> None:
+    made = plan({"a": share, "b": 1 - share}, sizes=dict(zip("ab", sizes, strict=True)))
+    end = made.epoch_end(0, 50)
+    seen = {(source, row) for step in range(end) for source, row in zip(*made.rows_at(step)[:2], strict=True)}
+    before = {(source, row) for step in range(end - 1) for source, row in zip(*made.rows_at(step)[:2], strict=True)}
+    assert end == 50 or len(seen) == sum(sizes)
+    assert len(before) < sum(sizes)
+    assert plan({"a": 1.0}).epoch_end(3, 9) == 9, "without data nothing is known to be over"
+
+
 def test_epochs_have_different_orders() -> None:
     made = plan({"a": 1.0}, steps=8, batch_size=8, sizes={"a": 16})
     epochs = [np.concatenate([made.rows_at(step).row for step in pair]) for pair in ((0, 1), (2, 3))]

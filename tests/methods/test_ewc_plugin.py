@@ -63,7 +63,9 @@ def test_it_holds_and_is_recorded(whole: Any, tmp_path: Path) -> None:
 def test_the_fisher_is_the_mean_of_squared_gradients_of_rows(tmp_path: Path) -> None:
     made = trainer(tmp_path, *EWC)
     run, rows = made.resolved, made.batch("train", 4)
-    data = BoundaryRows(run.curriculum, 6, lambda step: made.batch("train", step), lambda batch: batch, lambda: None)
+    data = BoundaryRows(
+        run.curriculum, 6, lambda step: made.batch("train", step), lambda batch: batch, lambda: None, min
+    )
     entered = stage_state(made.state, run, 6, data)
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), data.old(12))
 

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast import registry
 from holdfast.data.batches import Batch
+from holdfast.data.plan import DataPlan, SourceSize
 from holdfast.errors import UserError
 from holdfast.objectives.token_loss import Penalised, token_loss
 from holdfast.training.data import BoundaryRows
@@ -252,9 +253,11 @@ def test_the_new_rows_of_a_stage_lie_between_its_fades() -> None:
     curriculum = tiny.resolved(JOB, {**VALUES, "stages": [{**stages[0], "overlap": 0}, *stages[1:]]}).curriculum
 
     def steps(step: int, num_rows: int | None) -> list[int]:
-        data = BoundaryRows(curriculum, step, lambda step: step, lambda step: step, lambda: None)  # type: ignore[arg-type,return-value]
+        same, epoch_end = (lambda step: step), DataPlan(curriculum, 0, sizes).epoch_end
+        data = BoundaryRows(curriculum, step, same, same, lambda: None, epoch_end)  # type: ignore[arg-type,return-value]
         return list(data.new_batches(num_rows))  # type: ignore[arg-type]
 
+    sizes = {source: SourceSize(1000, 1.0, "") for source in curriculum.sources}
     fades = [curriculum.fade_steps(boundary) for boundary in range(2)]
     assert (fades[0][1], fades[1][0]) == (12, 19)
     assert steps(10, None) == [*range(12, 19)]
@@ -262,6 +265,9 @@ def test_the_new_rows_of_a_stage_lie_between_its_fades() -> None:
     assert steps(10, 1000) == [*range(12, 19)], "rows of the next stage are not new rows of this one"
     assert steps(0, None) == [*range(fades[0][0])]
     assert steps(20, None) == [*range(22, 30)]
+    sizes = {source: SourceSize(20, 1.0, "") for source in curriculum.sources}
+    assert steps(0, None) == [0, 1, 2], "rows that are drawn again are not asked again"
+    assert steps(10, 9) == [12, 13]
 
 
 def test_factors_of_a_batch_enter_the_loss(case: Any) -> None:

@@ -66,7 +66,8 @@ class Rehearsal:
         self._length = curriculum.stage_end(stage) - self._first
         self.taken = 0
         self.data_seconds = 0.0  # waiting for batches and placing them
-        rows = BoundaryRows(curriculum, self._first, self.loop.batch_at, self.loop.place, lambda: None)
+        epoch_end = self.trainer.plan.epoch_end
+        rows = BoundaryRows(curriculum, self._first, self.loop.batch_at, self.loop.place, lambda: None, epoch_end)
         self.trainer.state = entered_state(self.trainer.state, run, stage, rows)
         self.batches = self._prefetched()
 

@@ -3,6 +3,7 @@
 There is no cursor: resuming is a seek. The order of rows does not depend on hosts, devices or threads.
 """
 
+import bisect
 import dataclasses
 import functools
 import hashlib
@@ -183,6 +184,19 @@ class DataPlan:
         if kept is not None or self.sizes is None:
             return kept
         return self.sizes[self.sources.index(source)].num_rows
+
+    def epoch_end(self, start: int, end: int) -> int:
+        """The step before which, from `start` on, every new row of the stage was drawn; at most `end`."""
+        stage, first = self.curriculum.stage_at(start), self.table.drawn_before(start)
+        drawn, is_old = self.table.drawn_before(end) - first, self.is_old(stage)
+        new = [place for place in range(len(self.sources)) if drawn[place] and not is_old[place]]
+        wanted = {place: self.num_rows(self.sources[place], stage) for place in new}
+
+        def over(step: int) -> bool:
+            drawn = self.table.drawn_before(step) - first
+            return all(count is not None and drawn[place] >= count for place, count in wanted.items())
+
+        return start + bisect.bisect_left(range(start, end), True, key=over) if wanted else end
 
     @functools.cached_property
     def sampled_sets(self) -> dict[int, SampledSet]:

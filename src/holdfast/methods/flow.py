@@ -29,7 +29,7 @@ class FlowConfig(WeighingConfig):
     rows: Optional[int] = field(
         "methods/flow/rows",
         default=None,
-        help="rows that the median is taken over; null = all that the stage draws between its fades",
+        help="rows that the median is taken over; null = each once that the stage draws between its fades",
         ge=1,
         le=10**9,
     )

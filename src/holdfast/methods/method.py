@@ -137,7 +137,7 @@ class StageData(Protocol):
         """Rows of the stage that begins."""
 
     def new_batches(self, num_rows: int | None) -> "Iterator[Batch]":
-        """The same, one step's batch after another; None: all of the stage. Where shapes alone are traced: none."""
+        """The same, one step's batch after another; None: each row once. Where shapes alone are traced: none."""
 
     @property
     def renews_reference(self) -> bool:

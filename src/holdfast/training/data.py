@@ -198,6 +198,7 @@ class BoundaryRows:
         batch_at: the batch of a step, as the run trains on it.
         place: puts a batch on the devices.
         reference: the weights that `optimization/kl/reference_from` names, loaded when asked for.
+        epoch_end: `DataPlan.epoch_end`: where all new rows were drawn.
         seed: of the run.
     """
 
@@ -206,6 +207,7 @@ class BoundaryRows:
     batch_at: Callable[[int], Batch]
     place: Callable[[Batch], Batch]
     reference: Callable[[], Tree]
+    epoch_end: Callable[[int, int], int]
     seed: int = 0
 
     def old(self, num_rows: int) -> Batch:
@@ -221,7 +223,7 @@ class BoundaryRows:
         return self._batches(self._new_steps(num_rows))
 
     def new_batches(self, num_rows: int | None) -> Iterator[Batch]:
-        """The same, one step's batch after another; None: all until the fade out of the stage begins."""
+        """The same, one step's batch after another; None: each once, as far as drawn before the stage fades out."""
         return (self.place(self.batch_at(step)) for step in self._new_steps(num_rows))
 
     @property
@@ -251,7 +253,7 @@ class BoundaryRows:
         start = min(curriculum.fade_steps(stage - 1)[1] if stage else 0, curriculum.total_steps - 1)
         if curriculum.sampled is not None:  # rows of the next stage are not sampled yet
             start = min(start, curriculum.stage_end(stage) - 1)
-        wanted = end if num_rows is None else start + self._steps(num_rows)
+        wanted = self.epoch_end(start, end) if num_rows is None else start + self._steps(num_rows)
         return range(start, max(min(wanted, end), start + 1))
 
     def _steps(self, num_rows: int) -> int:

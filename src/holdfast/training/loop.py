@@ -225,7 +225,8 @@ class TrainLoop:
         def reference() -> Tree:
             return restorer.weights(named_checkpoint(str(self.run.options.penalty.reference_from)))
 
-        data = BoundaryRows(self.curriculum, step, self.batch_at, self.place, reference, self.run.options.run.seed)
+        seed, epoch_end = self.run.options.run.seed, self.trainer.plan.epoch_end
+        data = BoundaryRows(self.curriculum, step, self.batch_at, self.place, reference, epoch_end, seed)
         self.trainer.state = stage_state(self.trainer.state, self.run, step, data)
         if step > 0 and self.curriculum.stage_at(step) == self.curriculum.stage_at(step - 1):
             return
