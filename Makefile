@@ -86,8 +86,9 @@ types: $(STAMPS)/dev ## check types
 docs: $(STAMPS)/core ## write docs/configuration.md from the fields of all jobs
 	$(BIN)/python tools/configuration_reference.py
 
-docs-check: $(STAMPS)/core ## fail when docs/configuration.md is not current
+docs-check: $(STAMPS)/core ## fail when docs/configuration.md or docs/leaderboard.md is not current
 	$(BIN)/python tools/configuration_reference.py --check
+	$(BIN)/python tools/leaderboard.py --check
 
 site: $(STAMPS)/site ## build the documentation site into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -41,7 +41,7 @@ JOB, FIRST_JOB = "continual/train/abcd_kl", "gpt/train/pretrain"
 BUDGETS = (0.02, 0.05, 0.15)
 WEIGHTS = (0.3, 1.0, 3.0, 10.0, 30.0)
 SEEDS, OTHER_SEEDS = tuple(range(20)), (100, 101)
-BATCH, BLOCK, STEPS = 32, 64, 400
+BLOCK = 64
 FIRST_BATCH, FIRST_STEPS = 16, 800  # of the model that knows the old
 ARCHITECTURE = {"n_layers": 2, "n_embd": 32, "n_head": 2, "block_size": BLOCK}
 LATER = {"fixed": 2, "self": 20}  # rounds of seeds that other arms are ahead
@@ -72,12 +72,25 @@ CURRICULA = {
 }
 
 
+class Length(NamedTuple):
+    """How much new data a run sees, and at what learning rate over time."""
+
+    batch: int
+    steps: int
+    schedule: dict[str, Any]
+
+
+ON_ROWS = Length(32, 400, {"schedule": "constant"})
+ON_SAMPLES = Length(16, 300, {"schedule": "wsd", "warmup_pct": 0.2})  # sampling rows is slow
+
+
 class Arm(NamedTuple):
-    """One kind of run: its name, its budget or weight, and its options."""
+    """One kind of run: its name, its budget or weight, its options and its length."""
 
     name: str
     value: float
     overrides: tuple[str, ...]
+    length: Length = ON_ROWS
 
 
 ANCHORED = "training.replay={rate: 0.5, objective: kl}"
@@ -93,7 +106,7 @@ def arms(curriculum: Curriculum) -> Iterator[tuple[Arm, tuple[int, ...]]]:
     for weight in WEIGHTS:
         yield Arm("fixed", weight, (ANCHORED, f"stages.1.beta={weight}", *anchor)), OTHER_SEEDS
     for budget in BUDGETS:
-        yield Arm("self", budget, (SELF, f"keep.self={budget}")), SEEDS
+        yield Arm("self", budget, (SELF, f"keep.self={budget}"), ON_SAMPLES), SEEDS
 
 
 def write_split(curriculum: Curriculum, folder: Path) -> dict[str, dict[str, str]]:
@@ -144,18 +157,18 @@ def first_model(curriculum: Curriculum, folder: Path) -> Path:
     return spec.run_dir
 
 
-def options(curriculum: Curriculum, seed: int, folder: Path) -> dict[str, Any]:
-    """The options that all arms of a seed share."""
-    tokens, values = BATCH * BLOCK, shared_options(curriculum, seed, folder)
-    values["training"] |= {"batch_size": BATCH, "per_device_batch_size": BATCH}
+def options(curriculum: Curriculum, length: Length, seed: int, folder: Path) -> dict[str, Any]:
+    """The options that all arms of a length and a seed share."""
+    tokens, values = length.batch * BLOCK, shared_options(curriculum, seed, folder)
+    values["training"] |= {"batch_size": length.batch, "per_device_batch_size": length.batch}
     return {
         **values,
         "stages": [
             # A step that changes nothing: the model knows the old already.
             {"tokens": tokens, "data": [{"name": curriculum.old, "style": "PMD"}], "lr": 0.0},
-            {"tokens": STEPS * tokens, "data": [{"name": curriculum.new, "style": "PMD"}], "optimizer": "reset"},
+            {"tokens": length.steps * tokens, "data": [{"name": curriculum.new, "style": "PMD"}], "optimizer": "reset"},
         ],
-        "optimization": {"lr": curriculum.lr, "schedule": "constant"},
+        "optimization": {"lr": curriculum.lr, **length.schedule},
     }
 
 
@@ -166,7 +179,7 @@ def measured(name: str, arm: Arm, seed: int, folder: Path) -> dict[str, Any]:
     scratch = Path(tempfile.mkdtemp(prefix="keep-"))
     try:
         spec = ExecutionSpec(name=arm.name, root=scratch, init_from=str(first))
-        trainer = trained(JOB, options(curriculum, seed, folder), arm.overrides, spec)
+        trainer = trained(JOB, options(curriculum, arm.length, seed, folder), arm.overrides, spec)
         results = json.loads((spec.run_dir / "results.json").read_text())
         points = results["points"]
         rise = held_out_rise(curriculum.old, 1, spec.run_dir, points)
@@ -180,7 +193,7 @@ def measured(name: str, arm: Arm, seed: int, folder: Path) -> dict[str, Any]:
             "arm": arm.name,
             "value": arm.value,
             "seed": seed,
-            "steps": STEPS,
+            "steps": arm.length.steps,
             "lr": curriculum.lr,
             **{end: f"{rise[end]:.5f}" for end in ("rise", "low", "high")},
             "documents": rise["num"],

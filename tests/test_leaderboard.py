@@ -57,7 +57,7 @@ def result(folder: Path) -> Result:
 
 
 def test_the_page_has_words_first_then_a_table_with_all_that_stands_beside(folder: Path) -> None:
-    page = leaderboard.page(folder / "results")
+    page = leaderboard.page(*leaderboard.read_studies(folder / "results"))
     words, head = page.index("replay 5 % keeps"), page.index("| arm | verdict |")
     assert (
         page.index("- **a → b (one)**, 5 seeds. better: replay 5 % (+0.4") < page.index("## a → b (one)") < words < head
@@ -120,7 +120,7 @@ def test_orders_and_a_larger_model_are_put_beside_each_other(folder: Path) -> No
     for name in ("order-x", "order-y", "one-15m"):
         (folder / f"{name}.yaml").write_text(STUDY)
         write_results(folder / "results" / f"{name}.csv", rows())
-    page = leaderboard.page(folder / "results")
+    page = leaderboard.page(*leaderboard.read_studies(folder / "results"))
     assert "The verdict is the same in all 2 orders for replay 5 %, forward KL." in page
     assert "The order of the ways is the same." in page
     assert "| plain × 1 loses | 5.500 | 5.500 |" in page

@@ -1,5 +1,7 @@
 """Writes docs/leaderboard.md from the results of the studies in examples/studies/results, and from nothing else.
 
+What the README says of them, between its two marks, is written too.
+
 python tools/leaderboard.py                       # write it
 python tools/leaderboard.py --check               # exit 1 when it is not current
 python tools/leaderboard.py --results FOLDER      # from other results, such as those of studies that still run
@@ -27,12 +29,13 @@ from holdfast.studies.measured import measured
 from holdfast.studies.records import costs_file, read_table
 from holdfast.studies.results import Row, read_results
 from holdfast.studies.study import BEFORE, BOUNDS, PLAIN
-from holdfast.studies.verdict import BETTER, WORSE, Estimate, Judgement, Verdict, judge, judge_rows
+from holdfast.studies.verdict import BETTER, NO_EVIDENCE, WORSE, Estimate, Judgement, Verdict, judge, judge_rows
 from holdfast.studies.words import arm_words, ordered, plain_words
 from holdfast.types import Json
 
 ROOT = Path(__file__).resolve().parents[1]
-STUDIES, TARGET = ROOT / "examples" / "studies", ROOT / "docs" / "leaderboard.md"
+STUDIES, TARGET, README = ROOT / "examples" / "studies", ROOT / "docs" / "leaderboard.md", ROOT / "README.md"
+BEGIN, END = "<!-- verdicts: written by tools/leaderboard.py -->", "<!-- verdicts end here -->"
 # Arms whose objective holds a KL to the weights they began with on new rows, or an estimate of it.
 MINIMISE_KL = ("forward KL", "reverse KL", "nll_difference", "ASFT")
 NEAR = 1.5  # factor of steps between two checkpoints that plain may be interpolated between
@@ -434,6 +437,29 @@ def larger(small: Result, large: Result) -> str:
     return "\n\n".join(["## A larger model", words, table(["arm", small.title, large.title], rows)])
 
 
+def headlines(results: Sequence[Result]) -> str:
+    """What the README says of each study: a line in words, as far as the words go that the verdicts allow."""
+    lines = []
+    for result in results:
+        arms = ordered(dict(result.found.primary))
+        kept = [
+            f"{name} {signed(verdict.told.mean)} [{verdict.told.low:+.2f}, {verdict.told.high:+.2f}]"
+            for name, verdict in arms
+            if verdict.word == BETTER and verdict.told
+        ]
+        others = {word: [name for name, verdict in arms if verdict.word == word] for word in (NO_EVIDENCE, WORSE)}
+        told = [f"more is kept by {', '.join(kept)}"] if kept else ["no way is shown to keep more"]
+        told += [f"{word}: {', '.join(names)}" for word, names in others.items() if names]
+        lines.append(f"- **{result.title}**, {len(result.found.measured.seeds)} seeds: {'; '.join(told)}.")
+    return "\n".join(lines)
+
+
+def with_headlines(readme: str, results: Sequence[Result]) -> str:
+    """The README with what the studies say between its two marks."""
+    before, rest = readme.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{headlines(results)}\n\n{END}{rest.split(END)[1]}"
+
+
 def behind(results: Sequence[Result]) -> str:
     """Command, time and machines of all of it."""
     machines = sorted({row["machine"] for result in results for row in result.costs if row.get("machine")})
@@ -446,8 +472,8 @@ def behind(results: Sequence[Result]) -> str:
     )
 
 
-def page(results: Path) -> str:
-    """The whole page; studies whose runs do not suffice are named."""
+def read_studies(results: Path) -> tuple[list[Result], list[str]]:
+    """The studies that can be judged, and the others with the reason."""
     found, missing = [], []
     for study in sorted(STUDIES.glob("*.yaml")):
         path = results / f"{study.stem}.csv"
@@ -455,6 +481,11 @@ def page(results: Path) -> str:
             found.append(read_result(study, path))
         except UserError as error:
             missing.append(f"{study.stem} ({'not run' if not path.is_file() else error})")
+    return found, missing
+
+
+def page(found: Sequence[Result], missing: Sequence[str]) -> str:
+    """The whole page; studies whose runs do not suffice are named."""
     by_name = {result.name: result for result in found}
     turned = [result for result in found if result.name.startswith(ORDERS)]
     parts = [INTRODUCTION, *([summary(found), behind(found), LEGEND] if found else [])]
@@ -475,10 +506,14 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=STUDIES / "results", help="folder of the files of results")
     parser.add_argument("--to", type=Path, default=TARGET, help="the page")
     arguments = parser.parse_args()
-    text = page(arguments.results)
+    found, missing = read_studies(arguments.results)
+    texts = {arguments.to: page(found, missing)}
+    if arguments.to == TARGET:
+        texts[README] = with_headlines(README.read_text(encoding="utf-8"), found)
     if arguments.check:
-        return int(not arguments.to.exists() or arguments.to.read_text(encoding="utf-8") != text)
-    arguments.to.write_text(text, encoding="utf-8")
+        return int(any(not path.exists() or path.read_text(encoding="utf-8") != text for path, text in texts.items()))
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

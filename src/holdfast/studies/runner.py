@@ -306,12 +306,12 @@ def work(progress: Progress, say: Say, only: Iterable[str] | None = None) -> int
     while True:
         state = progress.look()
         left = [run for run in state.pending if run.name not in failed and (names is None or run.name in names)]
-        ready = [run for run in left if _has_past(progress, run)]
-        code = next((code for run in ready if (code := _claimed(progress, run, say, failed)) is not None), None)
+        tried = (_claimed(progress, run, say, failed) for run in left if _has_past(progress, run))
+        code = next((code for code in tried if code is not None), None)
         if code is not None and code not in DONE:
             return code
         if code is None:
-            if not ready and all(_is_lost(progress, run, left) for run in left):
+            if all(_is_lost(progress, run, left) for run in left):
                 break
             time.sleep(WAIT_SECONDS)  # another process holds what is left, or what it branches from
             continue
