@@ -57,6 +57,7 @@ COSTS = (
     *("step_seconds", "memory_gib", "extra_rows", "new_tokens", "total_tokens", "relearn_steps", "relearned", "new_kl"),
 )
 COLUMNS = (*NEEDED, *NAMING, *OTHER, *COSTS)
+MOST_LOSS = 1e6  # means of larger ones lose the digits of the others
 CHOICES = {"measure": ("loss", "accuracy"), "role": ("judging", "selection")}
 
 
@@ -176,7 +177,8 @@ def _head(path: Path, cells: list[str]) -> list[str]:
     missing = [name for name in NEEDED if name not in head]
     if missing:
         found = ", ".join(head) or "nothing"
-        raise UserError(f"{path}:1: column {missing[0]} is missing; expected {', '.join(NEEDED)}, found {found}")
+        fix = "; put commas between the cells" if len(head) == 1 and head[0] else ""
+        raise UserError(f"{path}:1: column {missing[0]} is missing; expected {', '.join(NEEDED)}, found {found}{fix}")
     twice = [name for name in COLUMNS if head.count(name) > 1]
     if twice:
         raise UserError(f"{path}:1: column {twice[0]} stands there twice; remove or rename one")
@@ -281,6 +283,8 @@ def _score(line: _Line, name: str, measure: str) -> float:
     value = line.number_of(name, "a finite loss", fix)
     if value < 0:
         raise line.wrong(name, "a loss of at least 0", "lower is better: a log-likelihood has its sign turned")
+    if value > MOST_LOSS:
+        raise line.wrong(name, f"a loss of at most {MOST_LOSS:g}", fix)
     return value
 
 
