@@ -50,6 +50,7 @@ from holdfast.execution.files import write_atomically
 
 RESULTS, COSTS_FILE = "results.csv", "costs.csv"
 PLAIN, BEFORE, BOUNDS = "plain", "before", ("joint", "single")
+FEWEST_SELECTION_SEEDS = 2
 NEEDED = ("arm", "seed", "learning_rate", "old", "new")
 NAMING = ("strength", "task", "steps", "document")
 OTHER = ("bytes", "measure", "role", "parent")

@@ -32,11 +32,10 @@ from holdfast.studies.inference import (
     seeds_to_halve,
 )
 from holdfast.studies.measured import Arm, Measured, Task, measured
-from holdfast.studies.results import BEFORE, BOUNDS, PLAIN, Row
+from holdfast.studies.results import BEFORE, BOUNDS, FEWEST_SELECTION_SEEDS, PLAIN, Row
 
 MARGIN = 0.01  # of what plain learns
 MARGIN_OF_RANGE = 0.04  # of what plain's rates differ in, where what they begin with is not known
-FEWEST_SELECTION_SEEDS = 2
 MEAN = "mean of tasks"
 
 BETTER, WORSE, EQUAL, NO_EVIDENCE = "better", "worse", "equal", "no evidence"
