@@ -12,7 +12,6 @@ from holdfast.studies.graph import Cell, Graph
 from holdfast.studies.study import as_stages, bound_stages, configurations, read_study, scaled_stages
 from studies.tiny_study import CONFIG, tiny
 
-
 LISTS = {key: value for key, value in CONFIG.items() if key != "stages"}
 
 
@@ -32,7 +31,10 @@ LISTS = {key: value for key, value in CONFIG.items() if key != "stages"}
         ({"old": ["lists", "lists"]}, "old/1: got 'lists', expected a task that is named once"),
         ({"new": "lists"}, "new/0: got 'lists', expected a task that is named once"),
         ({"results": "."}, "results: got '.'"),
-        ({"config": {**LISTS, "training": {"tokens": [8, 4], "dataset": [[], []]}}}, "tiny.yaml: optimization/kl/betas"),
+        (
+            {"config": {**LISTS, "training": {"tokens": [8, 4], "dataset": [[], []]}}},
+            "tiny.yaml: optimization/kl/betas",
+        ),
         ({"plain": {"rates": [0.1]}}, "plain/rates"),
         ({"plain": {"early": [1.5]}}, "plain/early/0: got 1.5"),
         ({"bounds": ["lower"]}, "bounds/0: got 'lower'"),

@@ -37,7 +37,7 @@ def at(values: np.ndarray, place: float) -> np.ndarray:
 
 
 class Again:
-    """Losses: plain_new (S, P), arm_new (S,); of each task plain (S, P, M), arm (S, M) and what its loss is divided by."""
+    """Losses: plain_new (S, P), arm_new (S,); of each task plain (S, P, M), arm (S, M) and what both are divided by."""
 
     def __init__(self, plain_new, arm_new, tasks, delta) -> None:
         self.plain_new, self.arm_new, self.tasks, self.delta = plain_new, arm_new, tasks, delta
@@ -143,7 +143,9 @@ def random_study(random: np.random.Generator, documents: int, tasks: int) -> tup
         curve = 1.5 + rise + parent[:, None] + random.normal(0, 0.01, (seeds, rates))
         curves.append(curve[:, :, None] + random.normal(0, 0.02, (seeds, rates, documents)))
         starts.append(np.repeat((1.3 + parent)[:, None], documents, 1))
-    scales = [tasks * float(c[:, -1].mean() - s.mean()) if tasks > 1 else 1.0 for c, s in zip(curves, starts, strict=True)]
+    scales = [
+        tasks * float(c[:, -1].mean() - s.mean()) if tasks > 1 else 1.0 for c, s in zip(curves, starts, strict=True)
+    ]
     arms = {}
     for index, gain in enumerate([0.0, 0.1, -0.4, 0.02, float(random.normal(0, 0.1))]):
         place = float(random.uniform(-0.1, 1.05)) * (rates - 1)
