@@ -93,6 +93,8 @@ def test_two_seeds_are_too_few_and_one_is_no_crash() -> None:
     for seeds in (1, 2):
         found = judge_rows([*plain_rows(seeds), *arm_rows("a", 3.0, 1.5, seeds=seeds)])
         assert found.primary["a"].word == "too few seeds"
+        told = to_json(found)["arms"]["a"]
+        assert [told[name] is None for name in ("low", "high", "p", "mde")] == [seeds == 1] * 4
         json.dumps(to_json(found), allow_nan=False)
         assert "a verdict needs 3, 8 are recommended" in sentence(found)
     assert few_seeds_words(3) is None

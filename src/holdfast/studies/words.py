@@ -142,7 +142,7 @@ def _estimate(found: Estimate | None) -> Json | None:
         "delta": found.mean,
         "low": _number(found.low),
         "high": _number(found.high),
-        "p": _number(found.p),
+        "p": _number(found.p) if math.isfinite(found.half) else None,  # one seed has no interval and tests nothing
         "level": found.level,
     }
 
