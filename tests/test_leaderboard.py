@@ -12,7 +12,7 @@ from holdfast.studies.records import COST_COLUMNS, write_rows
 from holdfast.studies.results import Row, write_results
 from study_examples import arm_rows, plain_rows
 
-STUDY = "config: {stages: [{name: a}, {name: b}]}\n"
+STUDY = "config: {stages: [{name: a}, {name: b}]}\nold: [a]\nnew: [b, c]\n"
 FULL = {"new_tokens": 100.0, "total_tokens": 100.0}
 SEEDS = 5
 
@@ -75,6 +75,7 @@ def test_the_page_has_words_first_then_a_table_with_all_that_stands_beside(folde
     assert "1.0 hours by their own clocks" in page
     assert "on a machine" in page
     assert "two (not run)" in page
+    assert "- [one.yaml](../examples/studies/one.yaml): old is a, new is the mean of b and c; 30 runs" in page
 
 
 def test_plain_is_taken_where_it_had_seen_as_many_new_tokens(folder: Path) -> None:
@@ -123,4 +124,9 @@ def test_orders_and_a_larger_model_are_put_beside_each_other(folder: Path) -> No
     page = leaderboard.page(*leaderboard.read_studies(folder / "results"))
     assert "The verdict is the same in all 2 orders for replay 5 %, forward KL." in page
     assert "The order of the ways is the same." in page
+    assert "Keeps most beyond plain, in each order: replay 5 %, replay 5 %." in page
+    less = [row for row in rows() if row.arm != "forward KL"]
+    write_results(folder / "results" / "order-y.csv", less)
+    page = leaderboard.page(folder / "results")
+    assert "in all 2 orders for replay 5 %. Not run in every order: forward KL." in page
     assert "| plain × 1 loses | 5.500 | 5.500 |" in page

@@ -99,6 +99,14 @@ class Result:
         told = " → ".join(str(stage["name"]) for stage in stages) or self.name
         return f"{told} ({self.name})" if told != self.name else told
 
+    @property
+    def losses(self) -> str:
+        """What old and new stand for."""
+        told = read_yaml(self.study)
+        new = told.get("new", "")
+        mean = f"the mean of {' and '.join(new)}" if isinstance(new, list) else new
+        return f"old is {' and '.join(told.get('old', []))}, new is {mean}"
+
     @cached_property
     def judged(self) -> list[Row]:
         """Rows of judged seeds, of the configurations that are judged."""
@@ -337,6 +345,7 @@ def size(result: Result) -> str:
     chosen = f", {len(found.selection_seeds)} to choose on" if found.selection_seeds else ""
     spent = f"; {seconds([result]) / 3600:.1f} h by the runs' own clocks" if result.costs else ""
     return (
+        f"[{result.study.name}](../examples/studies/{result.study.name}): {result.losses}; "
         f"{count} runs; {len(found.measured.seeds)} judging seeds{chosen}; "
         f"δ = {found.margin:.3g} bits per byte ({found.margin_source}){spent}."
     )
@@ -405,14 +414,16 @@ def orders(results: Sequence[Result]) -> str:
         found = [result.found.primary.get(name) for result in results]
         rows.append([name, *("–" if each is None else f"{each.word}, {interval(each.told)}" for each in found)])
     lost = [["plain × 1 loses", *(_lost(result) for result in results)]]
-    same = [
-        name for name in names if len({r.found.primary[name].word for r in results if name in r.found.primary}) == 1
-    ]
-    other = [name for name in names if name not in same]
+    everywhere = [name for name in names if all(name in result.found.primary for result in results)]
+    same = [name for name in everywhere if len({result.found.primary[name].word for result in results}) == 1]
+    other = [name for name in everywhere if name not in same]
     words = f"The verdict is the same in all {len(results)} orders for {', '.join(same) or 'no arm'}"
     words += f"; it depends on the order for {', '.join(other)}." if other else "."
-    firsts = [ordered(dict(result.found.primary))[0][0] for result in results]
-    words += f" First in each order: {', '.join(firsts)}."
+    if len(everywhere) < len(names):
+        words += f" Not run in every order: {', '.join(name for name in names if name not in everywhere)}."
+    firsts = [ordered(dict(result.found.primary))[0] for result in results]
+    told = [name if verdict.word == BETTER else "none that is better" for name, verdict in firsts]
+    words += f" Keeps most beyond plain, in each order: {', '.join(told)}."
     return "\n\n".join(["## Three stages in three orders", words, table(head, [*lost, *rows])])
 
 

@@ -10,7 +10,7 @@ from holdfast.cli.study import _waves
 from holdfast.errors import UserError
 from holdfast.execution.files import write_json
 from holdfast.studies.graph import Graph
-from holdfast.studies.records import FINISHED
+from holdfast.studies.records import COST_COLUMNS, FINISHED, write_rows
 from holdfast.studies.runner import MADE_WITH
 from studies.tiny_study import tiny, write_study
 
@@ -26,12 +26,22 @@ def test_the_plan_shows_runs_shared_steps_and_what_is_chosen_later(tmp_path: Pat
         "averaging": {"weights": "interpolated", "shares": [0.2, 0.9]},
         "replay": {"set": ["training.replay={rate: 0.25}"]},
     }
-    path = write_study(tmp_path, seeds={"selection": [8], "judging": [0, 1]}, arms=arms)
+    path = write_study(tmp_path, seeds={"selection": [8, 9], "judging": [0, 1]}, arms=arms)
     shown = said("plan", str(path), "--out", str(tmp_path / "runs"))
-    assert "8 runs, 56 steps; one by one from scratch 96: × 0.58" in shown
+    assert "10 runs, 72 steps; one by one from scratch 120: × 0.60" in shown
     assert "of: averaging (2)" in shown
-    assert "left: 8 runs, 56 steps" in shown
+    assert "left: 10 runs, 72 steps; how long they take is told after the first" in shown
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_plan_tells_how_long_is_left_by_the_clocks_of_what_was_run(tmp_path: Path) -> None:
+    study = tiny(tmp_path, arms={"replay": {"set": ["training.replay={rate: 0.25}"]}})
+    costs = {"arm": "plain", "learning_rate": "0.003", "seconds": "20", "step_seconds": "0.5", "run": "plain-x1-s0"}
+    folder = study.folder(tmp_path / "runs")
+    write_rows(folder / "costs.csv", [dict.fromkeys(COST_COLUMNS, "") | {**costs, "seed": "0"}], COST_COLUMNS)
+    shown = said("plan", str(study.path), "--out", str(tmp_path / "runs"))
+    # 20 steps and, of the run of 12 steps in 20 s, 14 s that are no step's for each of 3 runs.
+    assert "left: 3 runs, 20 steps, about 1 min at 0.500 s a step and 14.0 s a run in one process" in shown
 
 
 def test_status_names_what_is_missing_and_where_results_will_be(tmp_path: Path) -> None:

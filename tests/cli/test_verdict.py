@@ -15,6 +15,7 @@ from holdfast.studies.results import Row, write_results
 from study_examples import arm_rows, plain_rows, study_rows
 
 ROOT = Path(__file__).resolve().parents[2]
+TWO_RATES = "arm,seed,learning_rate,old,new\nplain,0,0.1,1,2\nplain,0,0.2,1,2\n"
 KEYS = {"verdict", "delta", "low", "high", "p", "mde", "seeds"}
 
 
@@ -108,11 +109,11 @@ def test_two_arms_are_compared_with_each_other(results: Path) -> None:
         ("arm,seed,learning_rate,old,new\na,0,0.1,1,2\n", [], "r.csv: column arm: no row of the arm 'plain'"),
         (None, [], "r.csv: there is no such file"),
         ("arm,seed,learning_rate,old,new\nplain,0,0.1,1,2\n", ["--select", "x"], "--select: got 'x'"),
-        (
-            "arm,seed,learning_rate,old,new\nplain,0,0.1,1,2\nplain,0,0.2,1,2\n",
-            ["--pair", "a", "b"],
-            "r.csv: --pair: got 'a'",
-        ),
+        (TWO_RATES, ["--pair", "a", "plain@0.1"], "--html: not with --pair"),
+        (TWO_RATES, ["--resample", "5"], "--resample: expected --pair beside it"),
+        (TWO_RATES, ["--base-rate", "0"], "--base-rate: got 0, expected a learning rate above 0"),
+        (TWO_RATES, ["--base-rate", "nan"], "--base-rate: got nan"),
+        (TWO_RATES, ["--csv", "."], "--csv: . is a folder"),
     ],
 )
 def test_mistakes_end_with_2_and_nothing_is_written(
@@ -127,6 +128,18 @@ def test_mistakes_end_with_2_and_nothing_is_written(
     assert ended.value.code == 2
     assert named in capsys.readouterr().err
     assert not (tmp_path / "x.html").exists()
+
+
+def test_results_are_not_written_over_and_unknown_pairs_end_with_2(tmp_path: Path, monkeypatch, capsys) -> None:
+    path = tmp_path / "r.csv"
+    path.write_text(TWO_RATES)
+    for more, named in ((["--csv", str(path)], "is the file of results"), (["--pair", "a", "b"], "--pair: got 'a'")):
+        monkeypatch.setattr("sys.argv", ["holdfast", "verdict", str(path), *more])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        assert named in capsys.readouterr().err
+    assert path.read_text() == TWO_RATES
 
 
 def test_the_page_shows_what_its_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,11 +44,13 @@ def test_a_file_from_elsewhere_may_have_other_columns_spaces_and_blank_lines(tmp
     [
         ("", ":1: column arm is missing; expected arm, seed, learning_rate, old, new, found nothing"),
         ("arm,seed,old,new\n", ":1: column learning_rate is missing"),
+        (f"{HEAD}\n".replace(",", ";"), "found arm;seed;learning_rate;old;new; put commas between the cells"),
         (f"{HEAD},old\n", ":1: column old stands there twice"),
         (f"{HEAD}\n", "no rows below the header"),
         (f"{HEAD}\nplain,0,0.1,1,2\nplain,0,0.2,x,2\n", ":3: column old: got 'x', expected a finite loss"),
         (f"{HEAD}\nplain,0,0.1,1,nan\n", ":2: column new: got 'nan', expected a finite loss; a run that diverged"),
         (f"{HEAD}\nplain,0,0.1,-1,2\n", ":2: column old: got '-1', expected a loss of at least 0; lower is better"),
+        (f"{HEAD}\nplain,0,0.1,1,1e308\n", ":2: column new: got '1e308', expected a loss of at most 1e+06"),
         (f"{HEAD}\nplain,a,0.1,1,2\n", ":2: column seed: got 'a', expected a whole number"),
         (f"{HEAD}\nplain,0.5,0.1,1,2\n", ":2: column seed: got '0.5', expected a whole number"),
         (f"{HEAD}\nplain,0,0,1,2\n", ":2: column learning_rate: got '0', expected a number above 0"),

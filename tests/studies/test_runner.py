@@ -193,18 +193,19 @@ def test_the_exit_code_of_a_kept_budget_counts_as_finished() -> None:
 
 
 def test_a_configuration_is_chosen_on_the_selection_seeds_and_judged_on_others(whole: Progress, tmp_path: Path) -> None:
-    """Seed 1 has the runs of seed 0, so that nothing is trained: shares of weights are the grid."""
+    """Seeds 1 and 2 have the runs of seed 0, so that nothing is trained: shares of weights are the grid."""
     out = copied(whole, tmp_path)
     (out / "study" / "tiny" / "results.csv").unlink()
     for name in ("plain-x1", "plain-x0.1"):
-        shutil.copytree(out / "study" / "tiny" / f"{name}-s0", out / "study" / "tiny" / f"{name}-s1")
+        for seed in (1, 2):
+            shutil.copytree(out / "study" / "tiny" / f"{name}-s0", out / "study" / "tiny" / f"{name}-s{seed}")
     arms = {"averaging": {"weights": "interpolated", "shares": [0.2, 0.9]}}
-    progress = finish(tmp_path, out, seeds={"selection": [1], "judging": [0]}, arms=arms)
+    progress = finish(tmp_path, out, seeds={"selection": [1, 2], "judging": [0]}, arms=arms)
     rows = [row for row in read_rows(progress.results) if row["arm"] == "averaging"]
     chosen = progress.look().chosen["averaging"]
     assert {row["strength"] for row in rows if row["seed"] == "1"} == {"0.2", "0.9"}
     assert {row["strength"] for row in rows if row["seed"] == "0"} == {f"{chosen.strength:g}"}
-    assert {row["seed"]: row["role"] for row in rows} == {"1": "selection", "0": ""}
+    assert {row["seed"]: row["role"] for row in rows} == {"1": "selection", "2": "selection", "0": ""}
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from holdfast.studies.graph import Cell, Graph
 from holdfast.studies.study import as_stages, bound_stages, configurations, read_study, scaled_stages
 from studies.tiny_study import CONFIG, tiny
 
+LISTS = {key: value for key, value in CONFIG.items() if key != "stages"}
+
 
 @pytest.mark.parametrize(
     ("changes", "told"),
@@ -22,7 +24,17 @@ from studies.tiny_study import CONFIG, tiny
         ({"config": None}, "base: got None"),
         ({"seeds": []}, "judging: got []"),
         ({"seeds": [0, 0]}, "judging/1: got 0"),
-        ({"seeds": {"selection": [0], "judging": [0]}}, "seeds"),
+        ({"seeds": {"selection": [0], "judging": [0]}}, "seeds/selection/0: got 0, expected a seed that is not judged"),
+        ({"seeds": {"selection": [0, 1]}}, "expected a mapping that has the key 'judging'"),
+        ({"seeds": {"selection": [8], "judging": [0]}, "arms": {"a": {"rates": [1, 3]}}}, "seeds/selection: got [8]"),
+        ({"new": []}, "new: got []"),
+        ({"old": ["lists", "lists"]}, "old/1: got 'lists', expected a task that is named once"),
+        ({"new": "lists"}, "new/0: got 'lists', expected a task that is named once"),
+        ({"results": "."}, "results: got '.'"),
+        (
+            {"config": {**LISTS, "training": {"tokens": [8, 4], "dataset": [[], []]}}},
+            "tiny.yaml: optimization/kl/betas",
+        ),
         ({"plain": {"rates": [0.1]}}, "plain/rates"),
         ({"plain": {"early": [1.5]}}, "plain/early/0: got 1.5"),
         ({"bounds": ["lower"]}, "bounds/0: got 'lower'"),
@@ -49,8 +61,9 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, changes: dict[str, Any],
         ({"arms": {"a": {"set": ["stages.1.betta=1"]}}}, "arms/a: stages/1/betta"),
         ({"arms": {"a": {"set": ["stages.7.beta=1"]}}}, "arms/a: stages/7"),
         ({"arms": {"a": {"set": ["training.seed=1"]}}}, "arms/a/set"),
+        ({"arms": {"a": {"weights": "ema"}}}, "arms/a: weights: got 'ema'"),
         ({"old": ["lost"]}, "old/0: got 'lost'"),
-        ({"new": ["lists", "lost"]}, "new/1: got 'lost'"),
+        ({"new": ["arithmetic", "lost"]}, "new/1: got 'lost'"),
     ],
 )
 def test_a_mistake_in_an_arm_is_named_before_anything_runs(tmp_path: Path, changes: Any, told: str) -> None:

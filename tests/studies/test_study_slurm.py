@@ -24,7 +24,7 @@ SECONDS = 600
 def test_a_study_on_slurm_gives_the_same_table(tmp_path: Path) -> None:
     if reason := missing():
         pytest.skip(reason)
-    path = write_study(tmp_path, seeds={"selection": [8], "judging": [0]}, arms=ARMS)
+    path = write_study(tmp_path, seeds={"selection": [8, 9], "judging": [0]}, arms=ARMS)
     env = environment(tmp_path / "cache")
 
     def holdfast(*arguments: str) -> str:

@@ -70,6 +70,9 @@ def test_beyond_plains_runs_a_rate_is_asked_for(every: Judgement) -> None:
     # Plain might keep more at a rate that was not run, so that nobody is better there.
     assert (edge.word, len(edge.notes)) == ("no evidence", 1)
     assert "the frontier may go on: run plain at × 0.0333 too" in edge.notes[0]
+    said = sentence(judge_rows([*plain_rows(), *arm_rows("a", 3.99, 0.1)]))
+    assert said.startswith("a: no evidence yet, at the slow end of plain's runs")
+    assert "would have been seen" not in said
 
 
 def test_what_learns_and_keeps_more_is_better() -> None:
@@ -90,6 +93,8 @@ def test_two_seeds_are_too_few_and_one_is_no_crash() -> None:
     for seeds in (1, 2):
         found = judge_rows([*plain_rows(seeds), *arm_rows("a", 3.0, 1.5, seeds=seeds)])
         assert found.primary["a"].word == "too few seeds"
+        told = to_json(found)["arms"]["a"]
+        assert [told[name] is None for name in ("low", "high", "p", "mde")] == [seeds == 1] * 4
         json.dumps(to_json(found), allow_nan=False)
         assert "a verdict needs 3, 8 are recommended" in sentence(found)
     assert few_seeds_words(3) is None
@@ -165,6 +170,8 @@ def test_a_study_ran_only_what_it_chose_on_the_judging_seeds() -> None:
     rows += arm_rows("a", 3.0, 1.0, seeds=2, strength="2")
     found = judge_rows(rows, selection=[0, 1])
     assert found.measured.arms["a"].strength == "1"
+    alone = judge_rows([*rows, *arm_rows("b", 3.0, 1.0, seeds=2)], selection=[0, 1])
+    assert "b is not judged: it was run on selection seeds alone" in alone.notes
 
 
 def tasks(seeds: int = 5) -> list[Row]:
@@ -200,6 +207,12 @@ def test_a_task_that_plain_does_not_lose_is_left_out_of_the_mean() -> None:
     found = judge_rows(rows)
     assert [task.name for task, _ in found.outcomes[0].tasks] == ["text"]
     assert any(note.startswith("kept is not in the mean") for note in found.notes)
+
+
+def test_without_rows_before_the_mean_begins_where_plain_keeps_most() -> None:
+    rows = [*plain_rows(task="text", before=None), *plain_rows(task="code", before=None)]
+    rows += [row for task in ("text", "code") for row in arm_rows("a", 3.0, 1.5, task=task)]
+    assert [point["old"] for point in to_json(judge_rows(rows))["plain"]] == pytest.approx([0.0, 0.2, 1.0])
 
 
 def test_documents_widen_the_interval_and_are_told() -> None:

@@ -12,7 +12,7 @@ from holdfast.cli.options import Out
 from holdfast.cluster.resources import Resources
 
 if TYPE_CHECKING:
-    from holdfast.studies.graph import StudyRun
+    from holdfast.studies.graph import Cost, StudyRun
     from holdfast.studies.runner import Progress, State
 
 app = typer.Typer(no_args_is_help=True, help="Run a study of ways to train: plan, run, status.")
@@ -58,8 +58,7 @@ def plan(studies: Files, out: Out = Path("runs")) -> None:
         ]
         if open_:
             console.print(f"one configuration is chosen on the selection seeds, then judged, of: {', '.join(open_)}")
-        seconds = _step_seconds(progress)
-        time = "" if seconds is None else f", about {_duration(left.steps * seconds)} at {seconds:.3f} s a step"
+        time = _time_left(progress, state, left) if left.runs else ""
         console.print(f"left: {left.runs} runs, {left.steps:,} steps{time}")
         measured = len(state.pending) - len(untrained)
         if measured:
@@ -72,15 +71,21 @@ def _shown(state: "State", arm: str) -> str:
     return f"rate × {choice.rate:g}{strength}"
 
 
-def _step_seconds(progress: "Progress") -> float | None:
-    """Median time of a step in the runs that are there."""
+def _time_left(progress: "Progress", state: "State", left: "Cost") -> str:
+    """How long what is left will take, by the clocks of the runs that are there: medians of a step and of the rest."""
     from statistics import median
 
-    from holdfast.studies.records import COSTS, read_table
-
-    known = [float(row["step_seconds"]) for row in read_table(progress.folder / COSTS)]
-    known = [seconds for seconds in known if seconds == seconds]  # a run with one record has no time of a step
-    return median(known) if known else None
+    runs = {row["run"]: row for row in progress.known_costs() if row.get("seconds")}
+    steps = [float(row["step_seconds"] or "nan") for row in runs.values()]
+    steps = [seconds for seconds in steps if seconds == seconds]  # a run with one record has no time of a step
+    each = median(steps) if steps else 0.0
+    own = {run.name: run.steps for run in state.runs}
+    rest = [float(row["seconds"]) - own[name] * each for name, row in runs.items() if name in own]
+    if not rest:
+        return "; how long they take is told after the first"
+    more = max(median(rest), 0.0)
+    told = f"{each:.3f} s a step and {more:.1f} s a run" if steps else f"{more:.1f} s a run"
+    return f", about {_duration(left.steps * each + left.runs * more)} at {told} in one process"
 
 
 def _duration(seconds: float) -> str:

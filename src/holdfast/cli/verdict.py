@@ -52,7 +52,12 @@ def verdict_command(
     from holdfast.studies.verdict import judge_rows
     from holdfast.studies.words import to_json
 
+    files = {"html": html, "csv": csv, "latex": latex, "svg": svg}
     path = results_file(study, out)
+    _check_files(path, files)
+    _check_pair(pair is not None, resample, {**files, "select": select, "base-rate": base_rate})
+    if base_rate is not None and not 0 < base_rate < float("inf"):
+        raise UserError(f"--base-rate: got {base_rate:g}, expected a learning rate above 0")
     rows = read_results(path)
     if pair is not None:
         _pair(path, rows, pair, resample, margin, as_json)
@@ -65,9 +70,26 @@ def verdict_command(
         typer.echo(json.dumps(to_json(found), indent=1, allow_nan=False, ensure_ascii=False))
     else:
         _print(found)
-    written = _write(found, study, {"html": html, "csv": csv, "latex": latex, "svg": svg})
+    written = _write(found, study, files)
     for each in written:
         typer.echo(str(each), err=as_json)
+
+
+def _check_files(results: Path, files: dict[str, Path | None]) -> None:
+    """Refuse a target that is a folder, or the results themselves, before anything is computed."""
+    for kind, path in files.items():
+        if path is not None and (path.is_dir() or path.resolve() == results.resolve()):
+            told = "a folder" if path.is_dir() else "the file of results"
+            raise UserError(f"--{kind}: {path} is {told}; expected the name of a file to be written")
+
+
+def _check_pair(pair: bool, resample: int, others: dict[str, object]) -> None:
+    """Refuse options that would be left without effect."""
+    if resample and not pair:
+        raise UserError("--resample: expected --pair beside it, the two names that are swapped")
+    for name, value in others.items():
+        if pair and value is not None:
+            raise UserError(f"--{name}: not with --pair, which prints one comparison; leave one of them out")
 
 
 def _seeds(text: str | None) -> list[int]:

@@ -138,7 +138,8 @@ def latex_table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str
         "\\toprule",
         " & ".join(latex(cell) for cell in head) + " \\\\",
         "\\midrule",
-        *(" & ".join(latex(cell) for cell in row) + " \\\\" for row in rows),
+        # A bracket at the start of a row would be the option of the line break before it.
+        *("{}" + " & ".join(latex(cell) for cell in row) + " \\\\" for row in rows),
         "\\bottomrule",
         "\\end{tabular}",
         "\\end{table}",

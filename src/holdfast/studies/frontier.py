@@ -99,7 +99,7 @@ def at_places(old_SKM: Array, places_S: Array) -> Array:
     first = np.minimum(places_S.astype(int), old_SKM.shape[1] - 2)
     share = (places_S - first)[:, None]
     seeds = np.arange(len(old_SKM))
-    found: Array = old_SKM[seeds, first] + share * (old_SKM[seeds, first + 1] - old_SKM[seeds, first])
+    found: Array = (1 - share) * old_SKM[seeds, first] + share * old_SKM[seeds, first + 1]
     return found
 
 

@@ -226,6 +226,8 @@ def resolve_cell(study: Study, arm: str, choice: Choice, seed: int) -> ResolvedR
     classes = config_classes(study.job)
     try:
         merged = merge(classes, nested(study.values), overrides)
+        if config.weights == "ema" and not merged.training.ema:
+            raise ConfigError("weights", "ema", "the average that training/ema keeps", "add training.ema=0.97 to set")
         stages = cast(list[Json], OmegaConf.to_container(merged[STAGES]))
         tokens_per_step = int(merged.training.batch_size) * int(merged.architecture.block_size)
         if arm in study.config.bounds:

@@ -123,11 +123,11 @@ class _Rows:
         found = {row.document: row.old for row in self.by_run[key][seed] if row.task == task}
         missing = [name for name in self.tasks[task] if name not in found]
         if missing:
-            what = f"document {missing[0]!r}" if found or missing[0] else "no row"
+            what = f"column document: document {missing[0]!r}" if found else f"column task: {task!r}"
             raise UserError(
                 f"arm {key[0]!r}, seed {seed}, learning_rate {key[1]}"
-                + (f", task {task!r}" if task else "")
-                + f": column document: {what} is missing; all runs are measured on the same tasks and documents"
+                + (f", task {task!r}" if task and found else "")
+                + f": {what} is missing; all runs are measured on the same tasks and documents"
             )
         sign = -1.0 if self.measures[task] == "accuracy" else 1.0
         return sign * np.array([found[name] for name in self.tasks[task]])
@@ -194,7 +194,8 @@ def _plain(table: _Rows) -> tuple[tuple[PlainPoint, ...], list[int], list[str]]:
         if arm == PLAIN and rate is not None
     }
     if not found:
-        raise UserError(f"column arm: no row of the arm {PLAIN!r}; it is the frontier that the others are judged by")
+        known = ", ".join(map(repr, dict.fromkeys(row.arm for row in table.rows)))
+        raise UserError(f"column arm: no row of the arm {PLAIN!r}, which the others are judged by; found {known[:200]}")
     last = {point.rate: max((p.steps or 0) for p in found if p.rate == point.rate) for point in found}
     ends = {
         point: seeds for point, seeds in found.items() if point.share == 1 and (point.steps or 0) == last[point.rate]

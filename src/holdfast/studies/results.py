@@ -50,6 +50,7 @@ from holdfast.execution.files import write_atomically
 
 RESULTS, COSTS_FILE = "results.csv", "costs.csv"
 PLAIN, BEFORE, BOUNDS = "plain", "before", ("joint", "single")
+FEWEST_SELECTION_SEEDS = 2
 NEEDED = ("arm", "seed", "learning_rate", "old", "new")
 NAMING = ("strength", "task", "steps", "document")
 OTHER = ("bytes", "measure", "role", "parent")
@@ -57,6 +58,7 @@ COSTS = (
     *("step_seconds", "memory_gib", "extra_rows", "new_tokens", "total_tokens", "relearn_steps", "relearned", "new_kl"),
 )
 COLUMNS = (*NEEDED, *NAMING, *OTHER, *COSTS)
+MOST_LOSS = 1e6  # means of larger ones lose the digits of the others
 CHOICES = {"measure": ("loss", "accuracy"), "role": ("judging", "selection")}
 
 
@@ -176,7 +178,8 @@ def _head(path: Path, cells: list[str]) -> list[str]:
     missing = [name for name in NEEDED if name not in head]
     if missing:
         found = ", ".join(head) or "nothing"
-        raise UserError(f"{path}:1: column {missing[0]} is missing; expected {', '.join(NEEDED)}, found {found}")
+        fix = "; put commas between the cells" if len(head) == 1 and head[0] else ""
+        raise UserError(f"{path}:1: column {missing[0]} is missing; expected {', '.join(NEEDED)}, found {found}{fix}")
     twice = [name for name in COLUMNS if head.count(name) > 1]
     if twice:
         raise UserError(f"{path}:1: column {twice[0]} stands there twice; remove or rename one")
@@ -281,6 +284,8 @@ def _score(line: _Line, name: str, measure: str) -> float:
     value = line.number_of(name, "a finite loss", fix)
     if value < 0:
         raise line.wrong(name, "a loss of at least 0", "lower is better: a log-likelihood has its sign turned")
+    if value > MOST_LOSS:
+        raise line.wrong(name, f"a loss of at most {MOST_LOSS:g}", fix)
     return value
 
 

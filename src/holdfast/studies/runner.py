@@ -173,6 +173,10 @@ class Progress:
         """Rows of the study's own file of earlier results, and of `results.csv`."""
         return [row for path in self._result_files() for row in read_rows(path)]
 
+    def known_costs(self) -> list[Row]:
+        """What the steps of runs took, as the files beside the results say."""
+        return [row for path in self._result_files() for row in read_table(costs_file(path))]
+
     def _result_files(self) -> list[Path]:
         """The study's own file of results, if it names one, and `results.csv`."""
         named = self.study.config.results
@@ -226,8 +230,7 @@ class Progress:
             rows = self.rows(state)
             done = [run for run in state.runs if run.name in state.finished]
             files = self._result_files()
-            known = [row for path in files for row in read_table(costs_file(path))]
-            costs = cost_rows(self.graph, self.folder, done, known)
+            costs = cost_rows(self.graph, self.folder, done, self.known_costs())
             for path in files:
                 write_rows(path, rows)
                 write_rows(costs_file(path), costs, COST_COLUMNS)

@@ -15,7 +15,9 @@ from holdfast.config import JOB_KEY, flatten, merge, read_yaml, schema
 from holdfast.conversion import convert
 from holdfast.errors import ConfigError, UserError
 from holdfast.execution.names import check_name
+from holdfast.studies.results import FEWEST_SELECTION_SEEDS
 from holdfast.training.config import config_classes
+from holdfast.training.stages import check_equal_lengths
 from holdfast.types import Json
 
 PLAIN, BEFORE = "plain", "before"
@@ -180,8 +182,9 @@ class StudyConfig:
     def __post_init__(self) -> None:
         if self.base is None and self.config is None:
             raise ConfigError("base", self.base, "a config file, or a section `config`")
-        if not self.old:
-            raise ConfigError("old", [], "at least one task that is to be kept")
+        self._check_tasks()
+        if self.results is not None and Path(self.results).suffix != ".csv":
+            raise ConfigError("results", self.results, "the name of a CSV file, which ends in .csv")
         if self.first_stage < 1:
             raise ConfigError("first_stage", self.first_stage, "at least 1: the first stage is what is shared")
         for index, bound in enumerate(self.bounds):
@@ -200,10 +203,23 @@ class StudyConfig:
                     "one, because there are no selection seeds to choose on",
                     "give seeds as {selection: [...], judging: [...]}",
                 )
+            if grid > 1 and len(self.selection) < FEWEST_SELECTION_SEEDS:
+                raise ConfigError(
+                    "seeds/selection", self.selection, f"{FEWEST_SELECTION_SEEDS} seeds or more to choose on", "add one"
+                )
         slugs = [slug(arm) for arm in self.arms]
         for arm in self.arms:
             if slugs.count(slug(arm)) > 1:
                 raise ConfigError(f"arms/{arm}", arm, "names that differ in letters or digits")
+
+    def _check_tasks(self) -> None:
+        for name, tasks in (("old", self.old), ("new", self.new_tasks)):
+            if not tasks:
+                raise ConfigError(name, [], f"at least one task that is to be {'kept' if name == 'old' else 'learned'}")
+            for index, task in enumerate(tasks):
+                others = [*tasks[:index], *(self.old if name == "new" else [])]
+                if task in others:
+                    raise ConfigError(f"{name}/{index}", task, "a task that is named once, as old or as new")
 
     @property
     def judging(self) -> list[int]:
@@ -284,12 +300,14 @@ def read_study(path: Path) -> Study:
     if isinstance(values.get("arms"), str):
         values["arms"] = read_yaml(path.parent / values["arms"])
     try:
+        seeds = values.get("seeds")
+        if isinstance(seeds, list | dict):  # of the two that it may be, the one that it is says what is wrong
+            convert(seeds if isinstance(seeds, dict) else {"judging": seeds}, SeedsConfig, f"{path}/seeds")
         config = convert(values, StudyConfig, str(path))
-        if isinstance(config.seeds, list):
-            convert({"judging": config.seeds}, SeedsConfig, f"{path}/seeds")
     except ConfigError as error:
-        shown = error.path.removeprefix(f"{path}/")
-        raise ConfigError(f"{path}: {shown}", error.value, error.expected, error.fix) from None
+        shown = error.path.removeprefix(str(path)).removeprefix("/")
+        at = f"{path}: {shown}" if shown else str(path)
+        raise ConfigError(at, error.value, error.expected, error.fix) from None
     check_name(config.name or path.stem, f"{path}: name")
     base = read_yaml(path.parent / config.base) if config.base is not None else {}
     base = overlaid(base, config.config or {})
@@ -298,7 +316,10 @@ def read_study(path: Path) -> Study:
         raise UserError(f"{path}: {JOB_KEY}: expected the name of a job: {', '.join(registry.jobs.names())}")
     if job not in registry.jobs:
         registry.jobs.get(job, path=f"{path}: {JOB_KEY}")  # raises, with the nearest name
-    made = Study(path, config, job, as_stages(job, base))
+    try:
+        made = Study(path, config, job, as_stages(job, base))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     if len(made.stages) <= config.first_stage:
         raise ConfigError(
             f"{path}: first_stage", config.first_stage, f"the index of a later stage: there are {len(made.stages)}"
@@ -340,8 +361,7 @@ def stages_of_lists(flat: Json) -> list[Json]:
     tokens, data = flat["training/tokens"], flat["training/dataset"]
     betas = flat.get("optimization/kl/betas") or [0.0] * (len(tokens) - 1) + [flat.get("optimization/kl/beta", 0.0)]
     taken = flat.get("optimization/kl/reference_update_stages", [1])
-    if not len(tokens) == len(data) == len(betas):
-        raise ConfigError("training/tokens", tokens, f"as many stages as training/dataset has, {len(data)}")
+    check_equal_lengths(tokens, data, betas)
     return [
         {"tokens": count, "data": mixture, "beta": beta, "update_reference": index in taken and any(betas)}
         for index, (count, mixture, beta) in enumerate(zip(tokens, data, betas, strict=True))

@@ -12,7 +12,7 @@ of `inference.py`.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -32,15 +32,15 @@ from holdfast.studies.inference import (
     seeds_to_halve,
 )
 from holdfast.studies.measured import Arm, Measured, Task, measured
-from holdfast.studies.results import BEFORE, BOUNDS, PLAIN, Row
+from holdfast.studies.results import BEFORE, BOUNDS, FEWEST_SELECTION_SEEDS, PLAIN, Row
 
 MARGIN = 0.01  # of what plain learns
 MARGIN_OF_RANGE = 0.04  # of what plain's rates differ in, where what they begin with is not known
-FEWEST_SELECTION_SEEDS = 2
 MEAN = "mean of tasks"
 
 BETTER, WORSE, EQUAL, NO_EVIDENCE = "better", "worse", "equal", "no evidence"
 LEARNS_LESS, LEARNS_MORE, TOO_FEW = "learns less", "learns more", "too few seeds"
+SLOW_END = "at the slow end of plain's runs"
 
 
 Readable = TypeVar("Readable", float, Array)
@@ -207,7 +207,10 @@ def judge_rows(
     arms = {arm.arm for arm in chosen.values()}
     rest = [row for row in rest if row.arm not in arms or (row.arm, row.learning_rate, row.strength) in kept]
     configs = {arm: told for arm, config in chosen.items() if (told := config.name.removeprefix(f"{arm}, ")) != arm}
-    return judge(measured(rest, base_rate), margin=margin, chosen=configs, selection_seeds=seeds)
+    found = judge(measured(rest, base_rate), margin=margin, chosen=configs, selection_seeds=seeds)
+    unjudged = sorted(arms - {row.arm for row in rest})
+    notes = [f"{arm} is not judged: it was run on selection seeds alone" for arm in unjudged]
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def choose(rows: Sequence[Row], *, margin: float | None = None, base_rate: float | None = None) -> dict[str, Arm]:
@@ -308,17 +311,23 @@ def _outcomes(study: Measured, margin: float) -> tuple[list[Outcome], list[str]]
     if not counted:
         return single, notes
     parts = tuple((task, 1 / (len(counted) * scales[task.name])) for task in counted)
-    start = sum(factor * float(task.mean(task.before).mean()) for task, factor in parts if task.before is not None)
+    start = sum(factor * _start(study, task) for task, factor in parts)
     return [Outcome(MEAN, "of what plain loses", parts, MARGIN, start), *single], notes
 
 
 def _lost(study: Measured, task: Task) -> float:
-    """What plain at the base rate loses of a task; without rows `before`, against what it keeps at its best."""
+    """What plain at the base rate loses of a task."""
     ends = [index for index in range(len(study.points)) if _end(study, index)]
     base = min(ends, key=lambda index: abs(math.log(study.points[index].rate / study.base_rate)))
-    old = task.mean(task.plain).mean(0)
-    start = float(task.mean(task.before).mean()) if task.before is not None else float(old[ends].min())
-    return float(old[base]) - start
+    return float(task.mean(task.plain).mean(0)[base]) - _start(study, task)
+
+
+def _start(study: Measured, task: Task) -> float:
+    """What is there of a task before anything is lost; without rows `before`, what plain keeps at its best."""
+    if task.before is not None:
+        return float(task.mean(task.before).mean())
+    ends = [index for index in range(len(study.points)) if _end(study, index)]
+    return float(task.mean(task.plain).mean(0)[ends].min())
 
 
 def _conditions(study: Measured, outcomes: Sequence[Outcome], selection_seeds: Sequence[int]) -> list[str]:
@@ -369,7 +378,7 @@ class _Comparison:
         slow_end = bool(arm.new.mean() + margin >= new.max())
         notes = []
         if slow_end:
-            notes.append(f"at the slow end of plain's runs, where the frontier may go on: {slower}")
+            notes.append(f"{SLOW_END}, where the frontier may go on: {slower}")
         if not above.reached:
             notes.append("learns more than every plain run")
         if _at_fast_end(above):

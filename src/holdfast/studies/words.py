@@ -10,6 +10,7 @@ from holdfast.studies.verdict import (
     LEARNS_LESS,
     LEARNS_MORE,
     NO_EVIDENCE,
+    SLOW_END,
     TOO_FEW,
     WORSE,
     Estimate,
@@ -100,6 +101,8 @@ def arm_words(name: str, verdict: Verdict, outcome: Outcome, *, first: bool = Tr
         return (
             f"{name} learns more than every plain run and keeps {sized(found)} {side} than plain where it learns most"
         )
+    if found.low > 0:  # it is not called better, because plain might keep as much at a rate that was not run
+        return f"{name}: {NO_EVIDENCE} yet, {'; '.join(note for note in verdict.notes if note.startswith(SLOW_END))}"
     seen = f"an effect of {figure(verdict.mde, verdict.mde)} would have been seen"
     if not first or verdict.mde is None:
         return f"{name}: no evidence, {seen}"
@@ -139,7 +142,7 @@ def _estimate(found: Estimate | None) -> Json | None:
         "delta": found.mean,
         "low": _number(found.low),
         "high": _number(found.high),
-        "p": _number(found.p),
+        "p": _number(found.p) if math.isfinite(found.half) else None,  # one seed has no interval and tests nothing
         "level": found.level,
     }
 
