@@ -171,12 +171,13 @@ def with_replay(stages: Sequence[Stage], replay: ReplayConfig | None, first: int
         return tuple(stages)
     if replay.source == SELF.name:
         return tuple(stage if index < first else _with_self(stage, replay.rate) for index, stage in enumerate(stages))
-    names = {sampling.name for stage in stages for sampling in stage.mixture}
+    names = {sampling.name for stage in stages[:-1] for sampling in stage.mixture}
+    if replay.from_ is not None and not replay.from_:
+        raise ConfigError("training/replay/from", [], "at least one dataset", "null replays all earlier ones")
     for position, name in enumerate(replay.from_ or ()):
         if name not in names:
-            raise ConfigError(
-                f"training/replay/from/{position}", name, f"a dataset of a stage: {', '.join(sorted(names))}"
-            )
+            expected = f"a dataset of a stage before the last: {', '.join(sorted(names))}"
+            raise ConfigError(f"training/replay/from/{position}", name, expected)
     mixed = [stages[0]] if stages else []
     for index, stage in enumerate(stages[1:], 1):
         earlier = _earlier_shares(stages[:index], replay.from_)
