@@ -97,7 +97,7 @@ def test_the_gradients_of_a_step_are_those_without_slots(rows: int, tmp_path: Pa
 
 
 def test_a_step_without_old_rows_runs_no_reference(tmp_path: Path) -> None:
-    trainer, state = entered(tmp_path, "training.replay=null", "training.methods=[turns]")
+    trainer, state = entered(tmp_path, "training.replay.rate=0.001", "training.methods=[turns]")
     batch = trainer.batch("train", 8)
     assert batch.slots.shape == (1, 1, 0)
     (loss, parts), gradients = loss_of(state, batch, jax.random.key(0))
@@ -139,7 +139,7 @@ def test_the_plan_counts_the_rows_that_the_reference_runs_on(tmp_path: Path) -> 
         (("optimization.kl.on=batch",), False),
         (("optimization.kl.estimator=nll_difference",), False),
         (("optimization.kl.estimator=l2_reference",), False),
-        (("training.replay.objective=ce",), False),
+        (("optimization.kl.on=batch", "training.replay.objective=ce"), False),
         (("optimization.kl.on=batch", "training.methods=[turns]"), True),
     ],
 )
