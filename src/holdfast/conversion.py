@@ -297,7 +297,8 @@ def _convert_union(value: Any, kind: Any, arguments: tuple[Any, ...], path: str)
 def _convert_list(value: Any, kind: Any, path: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if not isinstance(value, list | tuple):
-        raise ConfigError(path, value, type_name(kind), f"write it as a list: [{value}]")
+        fix = "write [] for none" if value is None else f"write it as a list: [{value}]"
+        raise ConfigError(path, value, type_name(kind), fix)
     if origin is list or arguments[-1] is Ellipsis:
         arguments = (arguments[0],) * len(value)
     elif len(value) != len(arguments):

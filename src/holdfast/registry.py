@@ -122,8 +122,9 @@ class Registry(Generic[T]):
     def _entry(self, name: str, path: str) -> _Entry:
         self._load()
         if name not in self._entries:
-            near = difflib.get_close_matches(name[:100], self._entries, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            known = {each.lower(): each for each in self._entries}
+            near = difflib.get_close_matches(name[:100].lower(), known, n=1)
+            hint = f"did you mean {known[near[0]]!r}? " if near else ""
             where = f"{path}: " if path else ""
             raise UserError(
                 f"{where}there is no {self.kind} {shortened(name)}; {hint}known: {', '.join(self.names()) or 'none'}; "

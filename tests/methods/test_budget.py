@@ -210,13 +210,18 @@ def test_too_few_control_rows_are_refused() -> None:
         check_control(plan(curriculum(0.125, budgets=(Budget("a", 0.05, 1),))))
     with pytest.raises(ConfigError, match="has 50, half of its rows"):
         check_control(plan(curriculum(budgets=(Budget("a", 0.05, 1),)), 100))
+    run = tiny.resolved(JOB, VALUES, "keep.lists=0.05", "training.replay={rate: 0.25, rows: 40}")
+    with pytest.raises(ConfigError, match="has 20, half of its rows"):  # also where no data is prepared
+        check_control(DataPlan(run.curriculum, 0))
 
 
 @pytest.mark.parametrize(
     ("overrides", "match"),
     [
         (("keep.lists=0.05", "training.replay=null"), "training/replay: {rate: 0.25}.*source: self"),
-        (("keep.arithmetic=0.05",), r"keep/arithmetic.*an old source of a stage \(lists\)"),
+        (("keep.arithmetic=0.05",), r"keep/arithmetic.*an old source of a stage \(lists\).*; name one"),
+        (("keep.self=0.05",), r"keep/self.*; set training/replay: \{source: self"),
+        (("keep.lists=0.05", "training.replay={source: self}"), r"keep/lists.*\(self\).*; replay it \(training/replay"),
         (("keep.absent=0.05",), r"keep/absent.*\(lists\); absent is none"),
         (("keep.lists=0.05", "stages.1.beta=0.1", "stages.1.update_reference=true"), "stages/1/beta.*takes the place"),
         (("keep.lists=-1",), "keep/lists"),

@@ -180,6 +180,11 @@ def test_a_stage_in_which_no_method_acts_compiles_to_plain_training(tmp_path: Pa
     [
         ("training.methods=[tryed]", r"training/methods/0: there is no method 'tryed'; did you mean 'tried'"),
         ("training.methods=[tried,tried]", "training/methods/1: got 'tried', expected each method once"),
+        ("training.methods=[TRIED]", r"training/methods/0: there is no method 'TRIED'; did you mean 'tried'"),
+        ("training.methods=[sam]", "training/methods/0: got 'sam', expected a method.*set optimization/sam/rho"),
+        ("training.methods=[dft,forward]", "training/methods/1: got 'forward'.*set optimization/kl/estimator"),
+        ("training.methods=[lines]", "training/methods/0: got 'lines'.*`holdfast average"),
+        ("training.methods=null", r"training/methods: got None, expected a list \(text each\); write \[\] for none"),
         ("logging.probes=[update_norm]", r"logging/probes/0: there is no probe 'update_norm'; did you mean"),
     ],
 )
@@ -191,6 +196,10 @@ def test_a_wrong_name_is_refused_with_its_path(override: str, message: str) -> N
 def test_a_stage_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match="methods/tried/stages/1: got 7, expected the index of a stage, 0 to 1"):
         tiny.resolved(JOB, VALUES, "training.methods=[tried]", "methods.tried.stages=[1,7]")
+    with pytest.raises(UserError, match=r"methods/tried/stages: got \[\], expected at least one stage"):
+        tiny.resolved(JOB, VALUES, "training.methods=[tried]", "methods.tried.stages=[]")
+    with pytest.raises(UserError, match="methods/tried/stages/1: got 1, expected each stage once"):
+        tiny.resolved(JOB, VALUES, "training.methods=[tried]", "methods.tried.stages=[1,1]")
 
 
 REPLAY = "training.replay={rate: 0.25}"

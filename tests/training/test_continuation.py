@@ -173,6 +173,26 @@ def test_what_makes_no_sense_is_refused(job: str, values: Any, overrides: list[s
         tiny.resolved(job, values, *overrides)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["stages.1.overlap=0"], r"optimization/kl/on: got 'old', expected batch: stage 1 has a beta and no old rows"),
+        (["training.replay={objective: ce}"], "optimization/kl/on: got 'old', expected batch beside training/replay"),
+        (["stages.1.overlap=0", "optimization.kl.estimator=nll_difference"], None),
+        (["stages.1.overlap=0", "stages.1.beta=0"], None),
+        (["stages.1.overlap=0", "training.replay={}"], None),
+        ([], None),
+    ],
+)
+def test_a_penalty_on_old_rows_needs_some(overrides: list[str], message: str | None) -> None:
+    every = ("optimization.kl.on=old", *overrides)
+    if message is None:
+        tiny.resolved(ABCD_KL, tiny.CONTINUAL, *every)
+        return
+    with pytest.raises(UserError, match=message):
+        tiny.resolved(ABCD_KL, tiny.CONTINUAL, *every)
+
+
 def test_what_is_trained_on_has_its_column_already() -> None:
     run = tiny.resolved(ABCD_KL, section(beta=0.5, update_reference=True), "eval.held_out=[arithmetic,lists]")
     assert run.held_out == ("lists",)

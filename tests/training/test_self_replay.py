@@ -166,6 +166,8 @@ def test_a_set_is_the_same_whenever_it_was_interrupted(tmp_path: Path) -> None:
         ("{source: self, temperature: 0}", r"training/replay/temperature: got 0.0, expected a number above 0"),
         ("{temperature: 0.5}", r"training/replay/temperature: got 0.5, expected 1 with source: data"),
         ("{source: self, from: [lists]}", r"training/replay/from: .* expected null with source: self"),
+        ("{from: []}", r"training/replay/from: got \[\], expected at least one dataset"),
+        ("{from: [topics]}", r"training/replay/from/0: got 'topics', expected a dataset of a stage before the last"),
         ("{source: self, objective: kl}", None),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast import registry
 from holdfast.analysis.hlo import matmul_flops
-from holdfast.analysis.plan import reference_rows
+from holdfast.analysis.plan import method_flops, reference_rows, unused_options
 from holdfast.config import field
 from holdfast.data.batches import Batch
 from holdfast.execution.checkpoints import write_manifest
@@ -97,7 +97,7 @@ def test_the_gradients_of_a_step_are_those_without_slots(rows: int, tmp_path: Pa
 
 
 def test_a_step_without_old_rows_runs_no_reference(tmp_path: Path) -> None:
-    trainer, state = entered(tmp_path, "training.replay=null", "training.methods=[turns]")
+    trainer, state = entered(tmp_path, "training.replay.rate=0.001", "training.methods=[turns]")
     batch = trainer.batch("train", 8)
     assert batch.slots.shape == (1, 1, 0)
     (loss, parts), gradients = loss_of(state, batch, jax.random.key(0))
@@ -139,7 +139,7 @@ def test_the_plan_counts_the_rows_that_the_reference_runs_on(tmp_path: Path) -> 
         (("optimization.kl.on=batch",), False),
         (("optimization.kl.estimator=nll_difference",), False),
         (("optimization.kl.estimator=l2_reference",), False),
-        (("training.replay.objective=ce",), False),
+        (("optimization.kl.on=batch", "training.replay.objective=ce"), False),
         (("optimization.kl.on=batch", "training.methods=[turns]"), True),
     ],
 )
@@ -204,3 +204,23 @@ def test_a_loss_whose_reference_has_the_first_rows_of_each_block(
         for given in ((cut, blocks), (reference, 1))
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, wanted)
+
+
+def test_the_plan_counts_what_methods_compute_beside_the_loss(tmp_path: Path) -> None:
+    """Of 8 steps of 8 rows: a look of the snapshot and one of the model at each, and two old rows pulled back again."""
+    weighing = "training.methods=[stm,talr,flow]"
+    made = [
+        tiny.trainer(JOB, tiny.CONTINUAL, tmp_path, *OLD, names, name=name)
+        for name, names in (("plain", "training.methods=[]"), ("weighs", weighing), ("old", "training.methods=[turns]"))
+    ]
+    plain, weighs, old = (method_flops(each.resolved, each.plan) / 32 for each in made)
+    model = made[0].resolved.model
+    assert plain == 0
+    assert weighs == pytest.approx(2 * 8 * 8 * model.flops_per_token(backward=False))
+    assert old == pytest.approx(2 * 8 * model.flops_per_token())
+
+
+def test_the_plan_names_options_that_do_nothing() -> None:
+    run = tiny.resolved(JOB, tiny.CONTINUAL, *OLD, "training.methods=[turns]", "methods.ewc.weight=3")
+    assert unused_options(run) == ["methods/ewc/weight is set, and ewc is not in training/methods: it does nothing"]
+    assert unused_options(tiny.resolved(JOB, tiny.CONTINUAL, "training.methods=[ewc]", "methods.ewc.weight=3")) == []

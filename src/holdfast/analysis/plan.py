@@ -60,6 +60,7 @@ def plan_run(run: ResolvedRun, devices: int | None = None) -> Json:
     if run.anchors_to_fresh_weights:
         warnings.append(FRESH_REFERENCE)
     warnings += check_mesh(run, devices)
+    warnings += unused_options(run)
     if run.overrides_batch:
         warnings.append(
             f"{run.trainer.__name__} overrides batch(): rows are those of the data plan, not of its batches"
@@ -92,6 +93,17 @@ def plan_run(run: ResolvedRun, devices: int | None = None) -> Json:
         "estimated_time": None if devices else time_here(run, costs["total_flops"]),
         "warnings": warnings + [warning for stage in stages for warning in skews(stage, unit)],
     }
+
+
+def unused_options(run: ResolvedRun) -> list[str]:
+    """Options that were set of methods that are not switched on."""
+    options, defaults = run.flat_config(), run.flat_defaults()
+    return [
+        f"{path} is set, and {name} is not in training/methods: it does nothing"
+        for path, value in options.items()
+        if path.startswith("methods/") and value != defaults.get(path)
+        if (name := path.split("/")[1]) not in run.options.run.methods
+    ]
 
 
 def prepared_rows(run: ResolvedRun) -> tuple[dict[SourceKey, Rows], list[str]]:
@@ -278,17 +290,34 @@ def rows_by_name(plan: DataPlan, listed: range) -> dict[str, list[int]]:
 
 
 def reference_rows(run: ResolvedRun, plan: DataPlan) -> int:
-    """Rows that the reference runs on: those of all steps with a penalty, or of their old slots."""
-    curriculum, total = run.curriculum, 0
-    for stage, described in enumerate(curriculum.stages):
-        if described.beta <= 0 and not curriculum.budgets_in(stage):
-            continue
-        most = (curriculum.batch_size, curriculum.batch_size)
-        if objective_at(run, stage).reference_on_old:
-            most = most_old_rows(plan, stage)
-        for start, end, constant in curriculum.segments():
-            steps = min(end, curriculum.stage_end(stage)) - max(start, curriculum.stage_start(stage))
-            total += max(steps, 0) * most[not constant]
+    """Rows that the reference runs on inside the loss: those of all steps that look at it, or of their old slots."""
+    total = 0
+    for stage in range(len(run.curriculum.stages)):
+        objective = objective_at(run, stage)
+        if objective.needs_reference:
+            total += _rows(plan, stage, old=objective.reference_on_old)
+    return total
+
+
+def method_flops(run: ResolvedRun, plan: DataPlan) -> float:
+    """Operations of the passes that methods ask for beside the loss: token losses of whole batches, old gradients."""
+    total, forward = 0.0, run.model.flops_per_token(backward=False)
+    for stage in range(len(run.curriculum.stages)):
+        methods = objective_at(run, stage).methods
+        looks = {method.config.weighs_by for method in methods.having("batch_weights").values()}
+        total += len(looks) * _rows(plan, stage, old=False) * forward
+        if methods.needs_old_gradients:
+            total += _rows(plan, stage, old=True) * run.model.flops_per_token()
+    return total * run.curriculum.block_size
+
+
+def _rows(plan: DataPlan, stage: int, *, old: bool) -> int:
+    """Rows of the steps of a stage, or of their old slots."""
+    curriculum, total = plan.curriculum, 0
+    most = most_old_rows(plan, stage) if old else (curriculum.batch_size,) * 2
+    for start, end, constant in curriculum.segments():
+        steps = min(end, curriculum.stage_end(stage)) - max(start, curriculum.stage_start(stage))
+        total += max(steps, 0) * most[not constant]
     return total
 
 
@@ -326,7 +355,7 @@ def cost(run: ResolvedRun, plan: DataPlan) -> Json:
     forward = model.flops_per_token(backward=False)
     passes = 2 if run.options.optim.sam.rho else 1  # a second gradient, uphill
     total = curriculum.tokens_per_step * curriculum.total_steps * flops * passes
-    total += reference_rows(run, plan) * curriculum.block_size * forward
+    total += reference_rows(run, plan) * curriculum.block_size * forward + method_flops(run, plan)
     return {
         "parameters": model.num_parameters(),
         "trained_parameters": run.trainable.num_trained(model) if run.trainable else model.num_parameters(),

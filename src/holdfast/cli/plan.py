@@ -131,6 +131,8 @@ def show(plan: Json, console: "Console") -> None:
     console.print(source_table(plan))
     if plan["held_out"]:
         console.print(Text(f"measured at every boundary without being trained on: {', '.join(plan['held_out'])}"))
+    for name, stages in plan["methods"].items():
+        console.print(Text(f"method {name}: acts in stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"))
     for each in plan["self_replay"]:
         console.print(Text(self_line(each)))
     for each in plan["keep"]:

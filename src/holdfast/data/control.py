@@ -114,14 +114,20 @@ class ControlRows:
         if self.curriculum.is_sampled(source.name):
             made = plan.sampled_sets[stage]
             return Pool(made.num_rows, num_control(made.num_rows), made.first_draw)
-        size = self._num_rows(source)
         drawn = plan.drawn_before(self.curriculum.stage_start(self._since(source, stage)))[source]
         memory = self.curriculum.memory
-        if memory is not None and any(source in replayed for replayed in memory.replayed):
-            size = max(1, min(memory.rows, drawn, size))
+        if memory is not None and self.from_memory(source):
+            known = memory.rows if plan.sizes is None else self._num_rows(source)
+            size = max(1, min(memory.rows, drawn, known))
             return Pool(size, num_control(size), drawn)
+        size = self._num_rows(source)
         offset = int(permute(np.zeros(1, np.int64), size, key_of(plan.seed, source.name, "control"))[0])
         return Pool(size, num_control(size), drawn, offset)
+
+    def from_memory(self, source: SourceKey) -> bool:
+        """Whether old rows of a source come from a memory of a given size."""
+        memory = self.curriculum.memory
+        return memory is not None and any(source in replayed for replayed in memory.replayed)
 
     def _num_rows(self, source: SourceKey) -> int:
         assert self.plan.sizes is not None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict
 
 from holdfast.config import field
 from holdfast.curriculum import Budget, Curriculum
-from holdfast.data.sampling import SourceKey
+from holdfast.data.sampling import SELF, SourceKey
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,11 +94,19 @@ def _budget(name: str, limit: float, curriculum: Curriculum, keep: KeepConfig, o
         )
     if name not in old:
         what = "is never drawn once it is old" if name in known else "is none"
-        raise ConfigError(path, limit, f"an old source of a stage ({', '.join(old)}); {name} {what}")
+        expected = f"an old source of a stage ({', '.join(old)}); {name} {what}"
+        raise ConfigError(path, limit, expected, _mended(name, known.get(name, count) < count))
     styles = [source.style.name for source in curriculum.sources if source.name == name]
     if len(styles) > 1:
         raise ConfigError(path, limit, f"a dataset in one style; {name} has {' and '.join(styles)}")
     return Budget(name, limit, known[name])
+
+
+def _mended(name: str, could_be: bool) -> str:
+    """What to do about a name that is never old, but could be."""
+    if name == SELF.name:
+        return "set training/replay: {source: self, rate: 0.25}"
+    return f"replay it (training/replay: {{rate: 0.25, from: [{name}]}}) or name one" if could_be else "name one"
 
 
 def _since(source: SourceKey, curriculum: Curriculum, keep: KeepConfig, options: Any) -> int:
@@ -197,7 +205,7 @@ def control_facts(plan: "DataPlan") -> list[dict[str, Any]]:
         for stage in range(budget.since, len(curriculum.stages)):
             ends = (curriculum.stage_end(stage), curriculum.stage_start(stage))
             after, before = (plan.drawn_before(at)[source] for at in ends)
-            known = plan.sizes is not None or curriculum.is_sampled(budget.name)
+            known = plan.sizes is not None or curriculum.is_sampled(budget.name) or plan.control.from_memory(source)
             found.append(
                 {
                     "name": budget.name,

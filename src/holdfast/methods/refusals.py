@@ -11,6 +11,21 @@ from holdfast.methods.method import MethodConfig, has_hook
 if TYPE_CHECKING:
     from holdfast.curriculum import Curriculum
 
+# Ways to keep the old that `training/methods` does not list, and where they are.
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("kl", "forward", "reverse", "nll_difference", "l2_reference"),
+        "set optimization/kl/estimator and a beta (job continual/train/abcd_kl)",
+    ),
+    **dict.fromkeys(("replay", "self", "self_replay"), "set training/replay"),
+    "keep": "set keep/NAME",
+    "sam": "set optimization/sam/rho",
+    "lines": "`holdfast average RUN@boundary_1 RUN@final --lines 0.5` is what averages",
+    "lora": "set optimization/lora/rank",
+    "freeze": "set optimization/freeze",
+    "ema": "set training/ema",
+}
+
 
 @dataclass(frozen=True)
 class StageFacts:

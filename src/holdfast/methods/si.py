@@ -67,6 +67,13 @@ class SIConfig(MethodConfig):
                 "not be that of the cross-entropy alone",
                 "set the penalty to 0 there, or say in methods/si/stages where si acts",
             )
+        replay = about.options.stages.replay
+        if about.curriculum.budgets_in(about.stage) and (replay is None or replay.objective != "ce"):
+            raise ConfigError(
+                "training/replay/objective",
+                replay.objective if replay else "both",
+                "ce beside si and keep: the KL that rows with a budget train by would be added up too",
+            )
         if about.options.run.z_loss:
             raise ConfigError(
                 "training/z_loss",
@@ -79,6 +86,18 @@ class SIConfig(MethodConfig):
                 list(self.stages),
                 "at least two stages: one that is observed and a later one that is held",
                 "null means all",
+            )
+        self._check_row()
+
+    def _check_row(self) -> None:
+        """How far a weight went is known from stage to stage alone, not across one that was not observed."""
+        stages = sorted(self.stages or ())
+        if stages and stages != list(range(stages[0], stages[-1] + 1)):
+            raise ConfigError(
+                "methods/si/stages",
+                list(self.stages or ()),
+                "stages in a row: across a stage that is not observed no way is known",
+                f"write {list(range(stages[0], stages[-1] + 1))}, or null for all",
             )
 
 

@@ -17,6 +17,7 @@ from holdfast.data.sampling import DatasetStyle, Sampling
 from holdfast.errors import ConfigError
 from holdfast.evaluation.config import EvaluationConfig
 from holdfast.execution.topology import TopologyConfig
+from holdfast.methods import ELSEWHERE
 from holdfast.methods.budget import KeepConfig
 from holdfast.models.config import ArchitectureConfig
 from holdfast.optim.config import OptimConfig
@@ -443,6 +444,9 @@ class RunConfig:
             ("logging/probes", self.probes, registry.probes),
         ):
             for index, name in enumerate(names):
+                if name not in known and known is registry.methods and name.lower() in ELSEWHERE:
+                    expected = "a method that stages switch on, which this way to keep the old is not"
+                    raise ConfigError(f"{path}/{index}", name, expected, ELSEWHERE[name.lower()])
                 if name not in known:
                     known.get(name, path=f"{path}/{index}")  # raises, with the nearest name
                 if name in names[:index]:

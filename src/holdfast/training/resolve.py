@@ -230,10 +230,18 @@ def _method_config(name: str, options: RunOptions, num_stages: int) -> MethodCon
     if config is None:
         raise UserError(f"training/methods: {name} is registered without a config; give it a MethodConfig of its own")
     for position, stage in enumerate(config.stages or ()):
+        path = f"methods/{name}/stages/{position}"
         if stage not in range(num_stages):
-            raise ConfigError(
-                f"methods/{name}/stages/{position}", stage, f"the index of a stage, 0 to {num_stages - 1}"
-            )
+            raise ConfigError(path, stage, f"the index of a stage, 0 to {num_stages - 1}")
+        if stage in list(config.stages or ())[:position]:
+            raise ConfigError(path, stage, "each stage once")
+    if config.stages is not None and not config.stages:
+        raise ConfigError(
+            f"methods/{name}/stages",
+            [],
+            "at least one stage in which the method acts, or null for all from the second on",
+            "or take the method out of training/methods",
+        )
     if config.stages is None and not any(map(config.acts_in, range(num_stages))):
         raise ConfigError(
             f"methods/{name}/stages",

@@ -1,6 +1,7 @@
 """A run from its first line to its last: lock, data, resume, trackers, loop, close; and jobs by name."""
 
 import contextlib
+import copy
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -8,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
+from omegaconf import OmegaConf
 
 from holdfast.config import to_yaml
 from holdfast.data.config import DataConfig
 from holdfast.errors import RunError
 from holdfast.execution import ExecutionSpec, processes
-from holdfast.execution.checkpoints import CheckpointStore, named_checkpoint, split_name
+from holdfast.execution.checkpoints import CheckpointStore, list_checkpoints, named_checkpoint, split_name
 from holdfast.execution.faults import fault_point
 from holdfast.execution.files import (
     altered_files,
@@ -31,8 +33,9 @@ from holdfast.tracking.jsonl import FILE_NAME, truncate
 from holdfast.training import restore
 from holdfast.training.loop import TrainLoop
 from holdfast.training.manifest import Progress, check_same
-from holdfast.training.resolve import ResolvedRun
+from holdfast.training.resolve import ResolvedRun, curriculum_for, read_options, resolve_options
 from holdfast.training.results import ResultsRecorder
+from holdfast.training.state import methods_of
 
 if TYPE_CHECKING:
     from holdfast.training.base import Trainer
@@ -63,7 +66,37 @@ def make_trainer(run: ResolvedRun, spec: ExecutionSpec) -> "Trainer":
     """The trainer of a resolved run, on the devices of the spec or of this process."""
     if spec.topology is None:
         spec = spec.on_devices(run.options.topology)
+    run = with_late_snapshots(run, spec)
     return run.trainer(spec.carrying(run))
+
+
+def with_late_snapshots(run: ResolvedRun, spec: ExecutionSpec) -> ResolvedRun:
+    """A branch whose new methods act from the branch on where they look at a snapshot: the parent took none for them.
+
+    The stages are written into the branch's options, so that it goes on with the same ones.
+    """
+    infos = list_checkpoints(spec.run_dir / "checkpoints") if spec.parent else []
+    newest = infos[-1] if infos else named_checkpoint(spec.parent) if spec.parent else None
+    if newest is None or "config" not in newest.manifest:
+        return run
+    then, curriculum, cfg = newest.manifest["config"], run.curriculum, copy.deepcopy(run.options.cfg)
+    late = False
+    for name, method in methods_of(run).items():
+        if method.config.stages is not None or not method.config.needs_reference:
+            continue
+        acting = [index for index in range(len(curriculum.stages)) if method.config.acts_in(index)]
+        left = [index for index in acting if curriculum.stage_start(index) >= newest.step]
+        if infos:
+            left = list(then.get(f"methods/{name}/stages") or acting)
+        elif name in (then.get("training/methods") or ()):
+            left = acting
+        if left and left != acting:
+            OmegaConf.update(cfg, f"methods.{name}.stages", left, force_add=True)
+            late = True
+    if not late:
+        return run
+    options = read_options(run.job, cfg)
+    return resolve_options(run.job, options, curriculum_for(run.job, options), run.declared_by)
 
 
 def use_compilation_cache(data: DataConfig, say: Callable[[str], object] | None = None) -> None:

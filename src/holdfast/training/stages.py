@@ -171,12 +171,13 @@ def with_replay(stages: Sequence[Stage], replay: ReplayConfig | None, first: int
         return tuple(stages)
     if replay.source == SELF.name:
         return tuple(stage if index < first else _with_self(stage, replay.rate) for index, stage in enumerate(stages))
-    names = {sampling.name for stage in stages for sampling in stage.mixture}
+    names = {sampling.name for stage in stages[:-1] for sampling in stage.mixture}
+    if replay.from_ is not None and not replay.from_:
+        raise ConfigError("training/replay/from", [], "at least one dataset", "null replays all earlier ones")
     for position, name in enumerate(replay.from_ or ()):
         if name not in names:
-            raise ConfigError(
-                f"training/replay/from/{position}", name, f"a dataset of a stage: {', '.join(sorted(names))}"
-            )
+            expected = f"a dataset of a stage before the last: {', '.join(sorted(names))}"
+            raise ConfigError(f"training/replay/from/{position}", name, expected)
     mixed = [stages[0]] if stages else []
     for index, stage in enumerate(stages[1:], 1):
         earlier = _earlier_shares(stages[:index], replay.from_)
@@ -334,7 +335,7 @@ def curriculum_of(options: "RunOptions", stages: tuple[Stage, ...], fade: FadeCo
             f"or give it one ({spelling.beta.format(unpenalised[0])})",
         )
     mixed = with_replay(stages, replay, first)
-    return Curriculum(
+    made = Curriculum(
         mixed,
         config.batch_size,
         config.block_size,
@@ -345,3 +346,27 @@ def curriculum_of(options: "RunOptions", stages: tuple[Stage, ...], fade: FadeCo
         memory=_memory(stages, mixed, replay),
         spelling=spelling,
     )
+    _check_penalty_sees(made, options)
+    return made
+
+
+def _check_penalty_sees(curriculum: Curriculum, options: "RunOptions") -> None:
+    """Refuse a penalty on old rows in a run in which it sees none."""
+    penalty, replay = options.penalty, options.stages.replay
+    held = [index for index, stage in enumerate(curriculum.stages) if stage.beta > 0]
+    if penalty.on != "old" or penalty.estimator not in ("forward", "reverse") or not held or options.keep.limits:
+        return
+    if replay is not None and replay.objective == "ce":
+        raise ConfigError(
+            "optimization/kl/on",
+            "old",
+            "batch beside training/replay/objective: ce, which keeps old rows from the penalty: it would see nothing",
+            "set it to batch, or training/replay/objective to both or kl",
+        )
+    if not any(curriculum.draws_old(index) for index in held):
+        raise ConfigError(
+            "optimization/kl/on",
+            "old",
+            f"batch: stage {held[0]} has a beta and no old rows, so that the penalty would see nothing",
+            "set it to batch, or mix old rows in (training/replay: {rate: 0.25})",
+        )
