@@ -13,7 +13,6 @@ import numpy as np
 from holdfast.analysis import estimates
 from holdfast.analysis.hlo import collectives
 from holdfast.execution import ExecutionSpec, Topology, TopologyConfig
-from holdfast.models.kernels import emulating
 from holdfast.training.compile import abstract_arguments, place, trace_train, tracing_for
 from holdfast.training.initial import abstract_stage
 from holdfast.training.run import make_trainer
@@ -25,23 +24,6 @@ JOB = "continual/train/abcd_kl"
 ROWS = ("training.batch_size=32", "training.per_device_batch_size=1")
 TOKENS = 32 * 32 * 2
 VALUES = {**tiny.CONTINUAL, "stages": [{**stage, "tokens": TOKENS} for stage in tiny.CONTINUAL["stages"]]}
-# With kernels inside: rows long enough for one, packed, and few of them.
-LONG = 8 * 128
-PACKED = {
-    **tiny.CONTINUAL,
-    "stages": [
-        {"tokens": 2 * LONG, "data": [{"name": "lists", "style": "PACKED"}]},
-        {
-            "tokens": 2 * LONG,
-            "data": [{"name": "arithmetic", "style": "PACKED"}],
-            "beta": 0.5,
-            "update_reference": True,
-        },
-    ],
-    "architecture": {**tiny.PRETRAIN["architecture"], "block_size": 128, "n_kv_head": 2, "scan_layers": True},
-    "logging": {"report_interval": 1, "checkpoint_interval": 1, "validation_interval": 100},
-    "eval": {"evaluations": []},
-}
 
 
 def gradients(folder: Path, penalty: str, rows: int, *sizes: int) -> Any:
@@ -93,26 +75,8 @@ def exchanged(folder: Path) -> None:
     print("once a step")
 
 
-def resumed(folder: Path) -> None:
-    """With kernels inside, a run that was killed goes on to the same bits."""
-    with emulating("tpu"):
-        options = ("training.batch_size=8", "training.per_device_batch_size=1")
-        axes = {"data": 2, "fsdp": 2, "tensor": 2}
-        whole = tiny.trainer(JOB, PACKED, folder / "whole", *options, **axes)
-        whole.run()
-        for step in (3,):
-            tiny.copy_until(whole, folder / str(step), step)
-            again = tiny.trainer(JOB, PACKED, folder / str(step), *options, **axes)
-            again.run()
-            tiny.same_state(whole, again)
-            losses = [[line["loss"] for line in tiny.records(each.spec.run_dir, "train")] for each in (whole, again)]
-            assert losses[0] == losses[1], losses
-            assert len(losses[0]) == 4, losses
-            print("resumed after", step)
-
-
 def main() -> None:
-    parts = {"equal": equal, "exchanged": exchanged, "resumed": resumed}
+    parts = {"equal": equal, "exchanged": exchanged}
     with tempfile.TemporaryDirectory() as folder:
         for name in sys.argv[1:]:
             parts[name](Path(folder) / name)

@@ -76,7 +76,7 @@ def memory(run: ResolvedRun, topology: Topology, state: TrainState, per_device: 
     return {
         "state": shard_bytes(arrays),
         "reference": shard_bytes(state.reference) + streamed_bytes(model, state.reference, host_bytes(state.reference)),
-        # One micro-batch's beside the sum so far.
+        # Layers add to the sum where it lies; the rest of a micro-batch's gradients takes at most a copy beside it.
         "gradients": gradients * (1 if micro == 1 else 2),
         **model.kind.working_memory(model, per_device, topology.sizes["tensor"]),
         "logits": 3 * 4 * chunk_logits(chip.memory),

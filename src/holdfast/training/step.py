@@ -227,7 +227,10 @@ def _summed(
     Args:
         num_parts: micro-batches of the step, those of other shards among them.
     """
-    gradient, trained, num_micro = jax.value_and_grad(loss_fn, has_aux=True), state.trained(), batch.x.shape[0]
+    trained, num_micro = state.trained(), batch.x.shape[0]
+    if num_micro > 1 and (target_platform() != "cpu" or not jax.sharding.get_abstract_mesh().empty):
+        return _summed_in_place(loss_fn, state, batch, weights, key, num_parts)
+    gradient = jax.value_and_grad(loss_fn, has_aux=True)
 
     def one(index: Tree, micro: Batch, weight: Tree) -> Loss:
         found: Loss = gradient(trained, state, micro, weight, jax.random.fold_in(key, index), num_parts)
@@ -237,18 +240,36 @@ def _summed(
         index, micro, weight = item
         return jax.tree.map(jnp.add, total, one(index, micro, weight)), None
 
-    if num_micro > 1 and (target_platform() != "cpu" or not jax.sharding.get_abstract_mesh().empty):
-        # One program for all micro-batches: half as much to compile, and nothing of the first one stays in memory.
-        shapes = jax.eval_shape(one, 0, *jax.tree.map(lambda leaf: leaf[0], (batch, weights)))
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        total: Loss = jax.lax.scan(body, nothing, (jnp.arange(num_micro), batch, weights))[0]
-        return total
     first = one(0, *jax.tree.map(lambda leaf: leaf[0], (batch, weights)))
     if num_micro == 1:
         return first
     rest = jax.tree.map(lambda leaf: leaf[1:], (batch, weights))
     summed: Loss = jax.lax.scan(body, first, (jnp.arange(1, num_micro), *rest))[0]
     return summed
+
+
+def _summed_in_place(
+    loss_fn: Callable[..., Any], state: TrainState, batch: Batch, weights: Weights, key: jax.Array, num_parts: int
+) -> Loss:
+    """As `_summed`, with one program for all micro-batches and one copy of the gradients.
+
+    Each backward pass adds to the sum where it lies, layer by layer, so that no micro-batch has gradients of its own.
+    """
+    trained = state.trained()
+    sums = jax.tree.map(lambda leaf: jax.new_ref(jnp.zeros_like(leaf)), trained)
+
+    def body(_: None, item: Tree) -> tuple[None, Tree]:
+        index, micro, weight = item
+
+        def loss(trained: Tree) -> Tree:
+            return loss_fn(trained, state, micro, weight, jax.random.fold_in(key, index), num_parts)
+
+        value, pull, parts = jax.vjp(loss, trained, has_aux=True)
+        pull.with_refs(sums)(jnp.ones_like(value))
+        return None, (value, parts)
+
+    found = jax.lax.scan(body, None, (jnp.arange(batch.x.shape[0]), batch, weights))[1]
+    return jax.tree.map(lambda each: each.sum(axis=0), found), jax.tree.map(jax.freeze, sums)
 
 
 def token_weights(state: TrainState, batch: Batch) -> Weights:
