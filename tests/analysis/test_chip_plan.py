@@ -1,6 +1,5 @@
 """A step planned for devices that are not there: nothing is made, and shards are as large as the mesh says."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -12,20 +11,16 @@ import jax
 import pytest
 from jax.experimental import topologies
 
-from holdfast.analysis.chip_plan import SHAPES, chip_plan, compiled_facts, describe
-from holdfast.analysis.estimates import shard_bytes
+from holdfast.analysis.chip_plan import SHAPES, chip_plan, describe
 from holdfast.analysis.plan import plan_run
 from holdfast.config import merge, read_yaml
 from holdfast.conversion import to_yaml_text
 from holdfast.errors import ConfigError, UserError
-from holdfast.execution import ExecutionSpec, TopologyConfig
+from holdfast.execution import TopologyConfig
 from holdfast.execution.chips import CHIPS
 from holdfast.models.config import ModelSpec
-from holdfast.training.compile import abstract_arguments, trace_train
 from holdfast.training.config import config_classes
-from holdfast.training.initial import abstract_stage
 from holdfast.training.resolve import resolve
-from holdfast.training.run import make_trainer
 from training import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,30 +182,6 @@ def test_a_step_of_a_billion_parameters_is_compiled_for_eight_tpus() -> None:
 
 @pytest.mark.slow
 @pytest.mark.extra
-def test_micro_batches_need_no_more_than_one_copy_of_the_gradients_beside_what_one_needs() -> None:
-    pytest.importorskip("libtpu", reason="the extra tpu is not installed")
-
-    def step(micro_batches: int) -> tuple[int, int]:
-        """Temporaries, and the gradients of a device in float32."""
-        # Gradients of 134 MB, so that none of them fits where a chip keeps what is small.
-        sizes = ("n_layers=8", "n_embd=1024", "n_ff=8192", "block_size=256", "scan_layers=true", "remat=true")
-        shape = ("training.per_device_batch_size=1", f"training.batch_size={8 * micro_batches}")
-        options = [f"architecture.{size}" for size in (*sizes, "dtype=bfloat16")]
-        run = tiny.resolved(JOB, tiny.CONTINUAL, *options, *shape, "topology.data=1", "topology.fsdp=8")
-        topology = describe(CHIPS["tpu-v5e"], (2, 4), run.options.topology)
-        state = make_trainer(run, dataclasses.replace(ExecutionSpec(name="plan"), topology=topology)).state
-        arguments = abstract_arguments(run, topology, 1, abstract_stage(state, run, 0))
-        assert arguments[1].x.shape[0] == micro_batches
-        memory, _ = compiled_facts(trace_train(run.trainer.train_step, topology.mesh, *arguments), topology.sizes)
-        return memory["temporaries"], shard_bytes(state.params)
-
-    (one, gradients), (many, _) = step(1), step(16)
-    assert gradients > 64e6
-    assert many - one <= 1.05 * gradients
-
-
-@pytest.mark.slow
-@pytest.mark.extra
 def test_a_reference_on_the_host_is_not_among_what_a_tpu_holds(tmp_path: Path) -> None:
     pytest.importorskip("libtpu", reason="the extra tpu is not installed")
     config = tmp_path / "config.yaml"
@@ -224,7 +195,7 @@ def test_a_reference_on_the_host_is_not_among_what_a_tpu_holds(tmp_path: Path) -
         "topology.fsdp=8",
         "optimization.kl.reference_memory=host",
     ]
-    sizes = [f"architecture.{size}" for size in ("n_layers=8", "n_embd=1024", "scan_layers=true", "remat=true")]
+    sizes = ["architecture.n_layers=4", "architecture.n_embd=128", "architecture.scan_layers=true"]
     command = [sys.executable, "-m", "holdfast", "plan", str(config), *options, *sizes]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -232,4 +203,3 @@ def test_a_reference_on_the_host_is_not_among_what_a_tpu_holds(tmp_path: Path) -
     assert plain["host_bytes"] == 0 < anchored["host_bytes"]
     # All but the mask of the tokens that the anchor sees.
     assert anchored["memory"]["arguments"] == pytest.approx(plain["memory"]["arguments"], rel=0.01)
-    assert anchored["memory"]["total"] <= 1.1 * plain["memory"]["total"]
