@@ -70,7 +70,7 @@ def config(data: Path, steps: int) -> dict[str, object]:
         "stages": [{**stage, "name": task, "data": [{"name": task, "style": "PMD"}]} for task in TASKS],
         "training": {"batch_size": BATCH, "per_device_batch_size": BATCH, "validation_steps": 64, "validation": False},
         "optimization": {"lr": 0.003, "schedule": "constant"},
-        "architecture": {"n_layers": 2, "n_embd": 64, "n_head": 4, "block_size": BLOCK},
+        "architecture": {"n_layers": 3, "n_embd": 64, "n_head": 4, "block_size": BLOCK},
         "eval": {"evaluations": list(TASKS), "limit": 200, "batch_size": 128},
         "logging": {"report_interval": 50, "checkpoint_interval": 250, "validation_interval": 100_000},
     }

@@ -264,6 +264,7 @@ def _summed_in_place(
         def loss(trained: Tree) -> Tree:
             return loss_fn(trained, state, micro, weight, jax.random.fold_in(key, index), num_parts)
 
+        pull: Any  # JAX's own types call it a function alone
         value, pull, parts = jax.vjp(loss, trained, has_aux=True)
         pull.with_refs(sums)(jnp.ones_like(value))
         return None, (value, parts)
