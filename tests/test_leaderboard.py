@@ -127,6 +127,6 @@ def test_orders_and_a_larger_model_are_put_beside_each_other(folder: Path) -> No
     assert "Keeps most beyond plain, in each order: replay 5 %, replay 5 %." in page
     less = [row for row in rows() if row.arm != "forward KL"]
     write_results(folder / "results" / "order-y.csv", less)
-    page = leaderboard.page(folder / "results")
+    page = leaderboard.page(*leaderboard.read_studies(folder / "results"))
     assert "in all 2 orders for replay 5 %. Not run in every order: forward KL." in page
     assert "| plain × 1 loses | 5.500 | 5.500 |" in page
