@@ -449,15 +449,11 @@ def larger(small: Result, large: Result) -> str:
 
 
 def headlines(results: Sequence[Result]) -> str:
-    """What the README says of each study: a line in words, as far as the words go that the verdicts allow."""
+    """What the README says: a line for each study."""
     lines = []
     for result in results:
         arms = ordered(dict(result.found.primary))
-        kept = [
-            f"{name} {signed(verdict.told.mean)} [{verdict.told.low:+.2f}, {verdict.told.high:+.2f}]"
-            for name, verdict in arms
-            if verdict.word == BETTER and verdict.told
-        ]
+        kept = [f"{name} {interval(verdict.told)}" for name, verdict in arms if verdict.word == BETTER]
         others = {word: [name for name, verdict in arms if verdict.word == word] for word in (NO_EVIDENCE, WORSE)}
         told = [f"more is kept by {', '.join(kept)}"] if kept else ["no way is shown to keep more"]
         told += [f"{word}: {', '.join(names)}" for word, names in others.items() if names]
