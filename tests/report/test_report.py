@@ -21,7 +21,7 @@ from holdfast.report import open_run, print_summary, write_report
 from holdfast.report.drawing.chart import number
 from holdfast.report.drawing.figures import html_table
 from holdfast.report.drawing.heat import Heat, HeatCell, matrix_heat, svg
-from holdfast.report.examples import surely_forgotten
+from holdfast.report.page import surely_forgotten
 from holdfast.report.pictures import curriculum as curriculum_picture
 from holdfast.report.run_files import read_results
 from holdfast.report.verdicts import sentence, verdicts

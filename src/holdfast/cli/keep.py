@@ -306,7 +306,7 @@ def sentences(results: "JsonView", run_dir: Path, new: str, folder: Path | str) 
         folder: of the export, or why there is none.
     """
     from holdfast.evaluation.budgets import kept_lines
-    from holdfast.report.write import REPORT
+    from holdfast.report.page import REPORT
 
     where = f"The model is in {folder}, as transformers loads it"
     if isinstance(folder, str):

@@ -1,25 +1,34 @@
-"""A page that lists all runs below a folder, live, and overlays their curves. It reads files and writes none."""
+"""A page that lists all runs below a folder, live, and overlays their curves. It reads files and writes none.
 
+`Guard` stands before it: who may ask, under which name, and what a browser may do with the answers.
+"""
+
+import hashlib
+import http.cookies
+import ipaddress
 import json
 import math
+import re
 import secrets
 import socket
 import string
+import urllib.parse
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import UserError
 from holdfast.report import compare, page, shell
 from holdfast.report.drawing import heat
-from holdfast.report.guard import SANDBOX, Guard, is_loopback
 from holdfast.report.live import statuses
 from holdfast.report.records import text
 from holdfast.report.run_files import is_run, open_run, readable
@@ -30,6 +39,16 @@ HOST = "127.0.0.1"
 MOST_RUNS = 32  # of a view: more lines than anyone tells apart
 MOST_METRICS = 24
 HIDDEN = "; frame-ancestors 'none'"
+# Answers that say nothing of their own, files of runs among them, may run nothing and are no page of the board.
+SANDBOX = "sandbox; default-src 'none'; frame-ancestors 'none'"
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
 
 
 def make_board(root: Path, token: str | None = None) -> Starlette:
@@ -221,3 +240,71 @@ def _listener(host: str, port: int) -> socket.socket:
             f"--port {port} on {host}: cannot be used ({error.strerror}); choose another, or 0 for a free one"
         ) from None
     return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is for this machine alone.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Guard:
+    """Lets a request through, or answers it.
+
+    Args:
+        token: what a browser must have shown once, in the address or as a bearer; None asks for none and answers
+            under the names of the loopback address alone: a page elsewhere could make its own name point here.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None = None) -> None:
+        self._app, self._token = app, token
+        self._cookie = f"holdfast_{hashlib.sha256((token or '').encode()).hexdigest()[:8]}"  # boards share a host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in {"Content-Security-Policy": SANDBOX, **HEADERS}.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        answer = self._refused(scope)
+        await (answer or self._app)(scope, receive, with_headers)
+
+    def _refused(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if self._token is None:
+            found = re.fullmatch(r"(?:\[([^\]]*)\]|([^:]*))(?::\d+)?", headers.get("host", ""))
+            known = found is not None and is_loopback(found[1] or found[2])
+            return None if known else PlainTextResponse("This board answers on the loopback address alone.\n", 400)
+        query = urllib.parse.parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if any(name == "token" and self._matches(value) for name, value in query):
+            rest = urllib.parse.urlencode([pair for pair in query if pair[0] != "token"])
+            path = "/" + urllib.parse.quote(scope["path"].lstrip("/"))
+            answer = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
+            answer.set_cookie(self._cookie, self._token, httponly=True, samesite="lax")
+            return answer
+        cookies = http.cookies.SimpleCookie()
+        try:
+            cookies.load(headers.get("cookie", ""))
+        except http.cookies.CookieError:
+            cookies.clear()
+        shown = cookies[self._cookie].value if self._cookie in cookies else ""
+        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+        if self._matches(shown) or self._matches(bearer):
+            return None
+        return PlainTextResponse("This board asks for the token that `holdfast board` printed as it started.\n", 401)
+
+    def _matches(self, shown: str) -> bool:
+        return secrets.compare_digest(shown.encode(), (self._token or "").encode())

@@ -1,26 +1,34 @@
-"""The report of a run: one HTML file that needs nothing else."""
+"""The report of a run: one HTML file that needs nothing else, beside the run that it is of."""
 
 import dataclasses
+import importlib.util
+import re
+import sys
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
+from holdfast.errors import UserError
 from holdfast.evaluation.budgets import kept_lines
+from holdfast.evaluation.harness_tasks import is_harness
 from holdfast.evaluation.matrix import METRICS, Cell
+from holdfast.evaluation.results import Example, forgotten
 from holdfast.evaluation.statistics import forgetting_noise_floor
+from holdfast.execution.files import write_atomically
 from holdfast.report import pictures
 from holdfast.report.config_tree import tree
-from holdfast.report.drawing import heat
+from holdfast.report.drawing import heat, svg
 from holdfast.report.drawing.chart import Chart, number
 from holdfast.report.drawing.figures import figure, html_table
-from holdfast.report.examples import LostExample, surely_forgotten
 from holdfast.report.export import ARROWS, METRIC_NAMES, better, in_unit
 from holdfast.report.forecasts import forecast_lines
 from holdfast.report.pictures.work import peak_memory, seconds_by_kind, throughput
-from holdfast.report.run_files import Run
+from holdfast.report.run_files import Run, open_run
 from holdfast.report.shell import page as page
 from holdfast.report.verdicts import UNITS, Verdict, sentence, verdicts
 from holdfast.tracking.console import count, duration
 
+REPORT, FIGURES = "report.html", "figures"
 MEANINGS = {
     "average": "mean over all tasks after the last stage (average)",
     "backward_transfer": "mean over tasks of earlier stages of the change from the end of their own stage to the end "
@@ -33,6 +41,16 @@ MEANINGS = {
     "accuracy)",
 }
 MEASURES = ("accuracy", "bits_per_byte", "nll", "kl_forward", "kl_reverse")
+
+
+@dataclasses.dataclass(frozen=True)
+class LostExample:
+    """An example, how sure the right answer was and how sure the wrong one is now, in nats."""
+
+    task: str
+    before: Example
+    after: Example
+    sureness: float
 
 
 def charts(run: Run) -> list[Chart]:
@@ -281,3 +299,75 @@ def _time(run: Run) -> str:
         f'<section id="time"><h2>Time by kind of work</h2><p class="muted">{escape(told)}</p>'
         f"{html_table(['work', 'time', 'seconds', 'share'], rows)}</section>"
     )
+
+
+def surely_forgotten(run: Run, most: int = 10) -> list[LostExample]:
+    """Of all tasks those lost since the row after their own stage, the surest of both answers first.
+
+    Tasks of the harness have no stage of their own: what they lost since they were answered best.
+    """
+    matrix = run.matrix
+    if matrix is None:
+        return []
+    found = []
+    for task, home in zip(matrix.tasks, matrix.homes, strict=True):
+        point = run.row_point(home) if home is not None else None
+        if task not in run.facts or (point is None and not is_harness(task)):
+            continue
+        try:
+            lost = forgotten(run.path, task, known_step=None if point is None else point.step).lost
+        except (UserError, OSError, ValueError, KeyError, TypeError):
+            continue  # not evaluated since, or the files were not copied along
+        for before, after in lost:
+            found.append(LostExample(task, before, after, min(before.margin, -after.margin)))
+    ordered = sorted(found, key=lambda each: -each.sureness)
+    share = max(3, most // max(len({each.task for each in found}), 1))
+    # A task that lost much must not push all others out.
+    tasks = dict.fromkeys(each.task for each in ordered)
+    kept = [each for task in tasks for each in [one for one in ordered if one.task == task][:share]]
+    return sorted(kept, key=lambda each: -each.sureness)[:most]
+
+
+def write_report(run_dir: Path, *, pictures: bool | None = True) -> Path:
+    """Write `report.html`, and with `pictures` an SVG and a PNG file of each picture; returns the page's path.
+
+    PNG files need the extra `figures`; without it the SVG files are all, and a line says so.
+
+    Args:
+        pictures: None writes them where a tracker shows them: at the end of a run that has one.
+    """
+    run = open_run(run_dir)
+    path = run_dir / REPORT
+    write_atomically(path, render(run))
+    if _wanted(run) if pictures is None else pictures:
+        folder = run_dir / FIGURES
+        drawn, tables = charts(run), heats(run)
+        for chart in drawn:
+            write_atomically(folder / _file(chart.name, "svg"), svg.draw(chart, alone=True))
+        for table in tables:
+            write_atomically(folder / _file(table.name, "svg"), heat.svg(table))
+        if importlib.util.find_spec("matplotlib") is None:
+            print(
+                f"{folder}: SVG files alone; PNG files need matplotlib: pip install 'holdfast[figures]'",
+                file=sys.stderr,
+            )
+            return path
+        from holdfast.report.drawing import png
+
+        for name, data in png.draw_all(drawn, tables):
+            write_atomically(folder / _file(name, "png"), data)
+    return path
+
+
+def _file(name: str, ending: str) -> str:
+    """A picture's file; its name may be made of names in a run's files, which could lead elsewhere.
+
+    >>> _file("matrix_a/b", "svg")
+    'matrix_a_b.svg'
+    """
+    return f"{re.sub(r'[^A-Za-z0-9._+=-]', '_', name)[:100]}.{ending}"
+
+
+def _wanted(run: Run) -> bool:
+    logging = run.config.get("logging") or {}
+    return run.finished and any(logging.get(name) for name in ("wandb", "tensorboard", "trackers"))

@@ -16,10 +16,9 @@ from holdfast.report.drawing.chart import number
 from holdfast.report.drawing.heat import Heat, HeatCell, matrix_heat
 from holdfast.report.export import ARROWS, METRIC_NAMES, better, in_unit
 from holdfast.report.forecasts import forecast_lines
-from holdfast.report.page import MEASURES
+from holdfast.report.page import MEASURES, REPORT
 from holdfast.report.run_files import Run, open_run
 from holdfast.report.verdicts import UNITS, Verdict, sentence, verdicts
-from holdfast.report.write import REPORT
 from holdfast.tracking.console import count
 
 SHOWN = ("accuracy", "bits_per_byte")
