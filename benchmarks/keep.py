@@ -80,8 +80,8 @@ class Length(NamedTuple):
     schedule: dict[str, Any]
 
 
-ON_ROWS = Length(32, 400, {"schedule": "constant"})
-ON_SAMPLES = Length(16, 300, {"schedule": "wsd", "warmup_pct": 0.2})  # sampling rows is slow
+LONG = Length(32, 400, {"schedule": "constant"})
+SHORT = Length(16, 300, {"schedule": "wsd", "warmup_pct": 0.2})
 
 
 class Arm(NamedTuple):
@@ -90,7 +90,7 @@ class Arm(NamedTuple):
     name: str
     value: float
     overrides: tuple[str, ...]
-    length: Length = ON_ROWS
+    length: Length = LONG
 
 
 ANCHORED = "training.replay={rate: 0.5, objective: kl}"
@@ -106,7 +106,8 @@ def arms(curriculum: Curriculum) -> Iterator[tuple[Arm, tuple[int, ...]]]:
     for weight in WEIGHTS:
         yield Arm("fixed", weight, (ANCHORED, f"stages.1.beta={weight}", *anchor)), OTHER_SEEDS
     for budget in BUDGETS:
-        yield Arm("self", budget, (SELF, f"keep.self={budget}"), ON_SAMPLES), SEEDS
+        for length in (SHORT, LONG):
+            yield Arm("self", budget, (SELF, f"keep.self={budget}"), length), SEEDS
 
 
 def write_split(curriculum: Curriculum, folder: Path) -> dict[str, dict[str, str]]:
@@ -269,7 +270,9 @@ def trained(job: str, values: dict[str, Any], overrides: Sequence[str], spec: Ex
 
 def missing() -> Iterator[tuple[str, Arm, int]]:
     """What has no row yet: seed by seed, so that a part says something of every budget; budgets on real rows first."""
-    done = {(row["curriculum"], row["arm"], float(row["value"]), int(row["seed"])) for row in known()}
+    done = {
+        (row["curriculum"], row["arm"], float(row["value"]), int(row["steps"]), int(row["seed"])) for row in known()
+    }
     wanted = [
         (seeds.index(seed) + LATER.get(arm.name, 0), name, arm, seed)
         for name, curriculum in CURRICULA.items()
@@ -277,7 +280,7 @@ def missing() -> Iterator[tuple[str, Arm, int]]:
         for seed in seeds
     ]
     for _, name, arm, seed in sorted(wanted, key=lambda each: each[0]):
-        if (name, arm.name, arm.value, seed) not in done:
+        if (name, arm.name, arm.value, arm.length.steps, seed) not in done:
             yield name, arm, seed
 
 
@@ -291,10 +294,11 @@ def summary() -> Iterator[str]:
             yield f"{name}: without a budget the old loss rises by {_spread([*plain.values()])} over {len(plain)} seeds"
         for budget in BUDGETS:
             for arm in ("keep", "self"):
-                found = [row for row in here if row["arm"] == arm and float(row["value"]) == budget]
-                told = _budget_line(found, plain, budget, arm, here)
-                if told:
-                    yield f"{name}: {told}"
+                every = [row for row in here if row["arm"] == arm and float(row["value"]) == budget]
+                for steps in sorted({row["steps"] for row in every}):
+                    told = _budget_line([row for row in every if row["steps"] == steps], plain, budget, arm, here)
+                    if told:
+                        yield f"{name}: {told}"
 
 
 def _budget_line(found: list[dict[str, str]], plain: dict[str, float], budget: float, arm: str, here: list[Any]) -> str:
@@ -306,8 +310,8 @@ def _budget_line(found: list[dict[str, str]], plain: dict[str, float], budget: f
     rises = [float(row[column]) for row in found]
     broken, alphas = sum(rise > budget for rise in rises), [float(row["alpha"] or 0) for row in found]
     line = (
-        f"{arm} {budget:g}: {len(found)} runs, {broken} broken ({broken / len(found):.0%}), median use "
-        f"{statistics.median(rises) / budget:.0%}, median α {statistics.median(alphas):.2f}, new loss "
+        f"{arm} {budget:g}, {found[0]['steps']} steps: {len(found)} runs, {broken} broken ({broken / len(found):.0%}), "
+        f"median use {statistics.median(rises) / budget:.0%}, median α {statistics.median(alphas):.2f}, new loss "
         f"{statistics.mean(float(row['new']) for row in found):.3f}"
     )
     best = _best_fixed(here, budget)

@@ -27,10 +27,10 @@ def test_what_has_its_row_is_not_run_again(tmp_path: Path, monkeypatch: pytest.M
     results = tmp_path / "keep.csv"
     monkeypatch.setattr(keep.known, "__defaults__", (results,))
     every = list(keep.missing())
-    assert len(every) == 2 * (20 + 3 * 20 + 5 * 2 + 3 * 20)
-    assert len({(name, arm.name, arm.value, seed) for name, arm, seed in every}) == len(every)
-    keep.append(row("plain", 0.0, 0), results)
-    keep.append(row("keep", 0.05, 0, rise=0.04), results)
+    assert len(every) == 2 * (20 + 3 * 20 + 5 * 2 + 2 * 3 * 20)
+    assert len({(name, arm.name, arm.value, arm.length.steps, seed) for name, arm, seed in every}) == len(every)
+    keep.append(row("plain", 0.0, 0, steps=keep.LONG.steps), results)
+    keep.append(row("keep", 0.05, 0, steps=keep.LONG.steps, rise=0.04), results)
     left = list(keep.missing())
     assert len(left) == len(every) - 2
 
