@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.config import merge
 from holdfast.curriculum import Budget, Curriculum, ReplayMemory, SelfReplay, Stage
-from holdfast.data.batches import kept_rows
+from holdfast.data.batches import kept_rows, without_control
 from holdfast.data.plan import DataPlan, SourceSize
 from holdfast.data.sampling import SELF, DatasetStyle, Sampling, SourceKey
 from holdfast.errors import ConfigError
@@ -130,6 +130,21 @@ def test_a_step_measures_its_control_rows_and_moves_the_multiplier(stepped: Any)
     assert int(after.keep["lists"]["rows"]) == control.sum()
 
 
+def test_nothing_is_remembered_of_control_rows(stepped: Any) -> None:
+    """A Fisher, or features that are frozen, by control rows would train on them in a roundabout way."""
+    trainer, _ = stepped
+    _, batch = with_control(trainer)
+    control, seen = kept_rows(batch).budget < 0, without_control(batch)
+    assert (seen.y[control] == -1).all()
+    assert not seen.padding_mask[control].any()
+    for name in ("y", "padding_mask"):
+        whole, part = getattr(batch, name), getattr(seen, name)
+        assert part.dtype == whole.dtype
+        np.testing.assert_array_equal(part[~control], whole[~control])
+    plain = batch._replace(kept=None)
+    assert without_control(plain) is plain
+
+
 def test_nothing_moves_in_a_fade_or_without_control_rows() -> None:
     controller = Controller((Budget("a", 0.05, 1),), True, True, (0, 10, 20), fades=((8, 12),))
     held = {"a": unmoved()}
@@ -230,6 +245,7 @@ def test_too_few_control_rows_are_refused() -> None:
         (("keep.certify=true",), "keep/certify.*a budget to certify"),
         (("keep.lists=1", "training.methods=[agem]"), "agem"),
         (("keep.lists=1", "optimization.kl.reference_at=fade_start"), "reference_at"),
+        (("keep.lists=1", "architecture.dropout=0.1"), "architecture/dropout: got 0.1, expected 0 beside keep"),
         (("keep.lists=1", "keep.certify=true", "optimization.lora.rank=2"), "keep/certify.*adapters"),
     ],
 )

@@ -160,6 +160,12 @@ def _check_options(curriculum: Curriculum, keep: KeepConfig, options: Any) -> No
     if "agem" in options.run.methods:
         index = list(options.run.methods).index("agem")
         raise ConfigError(f"training/methods/{index}", "agem", "no agem beside keep: it takes old rows out of the loss")
+    if options.architecture.dropout:
+        raise ConfigError(
+            "architecture/dropout",
+            options.architecture.dropout,
+            "0 beside keep: control rows would be measured under dropout, which looks like a loss",
+        )
     if keep.certify and options.optim.lora.rank:
         raise ConfigError(
             "keep/certify",

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from holdfast.config import to_yaml
 from holdfast.data.config import DataConfig
+from holdfast.data.sampling import SELF
 from holdfast.errors import RunError
 from holdfast.execution import ExecutionSpec, processes
 from holdfast.execution.checkpoints import CheckpointStore, list_checkpoints, named_checkpoint, split_name
@@ -66,33 +67,45 @@ def make_trainer(run: ResolvedRun, spec: ExecutionSpec) -> "Trainer":
     """The trainer of a resolved run, on the devices of the spec or of this process."""
     if spec.topology is None:
         spec = spec.on_devices(run.options.topology)
-    run = with_late_snapshots(run, spec)
+    run = from_branch_on(run, spec)
     return run.trainer(spec.carrying(run))
 
 
-def with_late_snapshots(run: ResolvedRun, spec: ExecutionSpec) -> ResolvedRun:
-    """A branch whose new methods act from the branch on where they look at a snapshot: the parent took none for them.
+def from_branch_on(run: ResolvedRun, spec: ExecutionSpec) -> ResolvedRun:
+    """A branch in which what it switches on acts from the branch on, where the parent's past had to have it otherwise.
 
-    The stages are written into the branch's options, so that it goes on with the same ones.
+    So do methods that look at a snapshot or at old rows, and replay. The stages are written into the branch's options,
+    so that it goes on with the same ones.
     """
     infos = list_checkpoints(spec.run_dir / "checkpoints") if spec.parent else []
     newest = infos[-1] if infos else named_checkpoint(spec.parent) if spec.parent else None
     if newest is None or "config" not in newest.manifest:
         return run
-    then, curriculum, cfg = newest.manifest["config"], run.curriculum, copy.deepcopy(run.options.cfg)
+    then, cfg, replay = newest.manifest["config"], copy.deepcopy(run.options.cfg), run.options.stages.replay
     late = False
-    for name, method in methods_of(run).items():
-        if method.config.stages is not None or not method.config.needs_reference:
-            continue
-        acting = [index for index in range(len(curriculum.stages)) if method.config.acts_in(index)]
-        left = [index for index in acting if curriculum.stage_start(index) >= newest.step]
+
+    def restrict(path: str, acting: list[int], *, known: bool, written: list[int] | None) -> None:
+        """Write the stages that are left of those in which something acts; those of a branch that goes on stay."""
+        nonlocal late
+        left = [index for index in acting if known or run.curriculum.stage_start(index) >= newest.step]
         if infos:
-            left = list(then.get(f"methods/{name}/stages") or acting)
-        elif name in (then.get("training/methods") or ()):
-            left = acting
+            left = list(written or acting)
         if left and left != acting:
-            OmegaConf.update(cfg, f"methods.{name}.stages", left, force_add=True)
+            OmegaConf.update(cfg, path, left, force_add=True)
             late = True
+
+    stages = range(len(run.curriculum.stages))
+    for name, method in methods_of(run).items():
+        config = method.config
+        if config.stages is None and (config.needs_reference or config.needs_old_gradients):
+            acting = [index for index in stages if config.acts_in(index)]
+            known, written = name in (then.get("training/methods") or ()), then.get(f"methods/{name}/stages")
+            restrict(f"methods.{name}.stages", acting, known=known, written=written)
+    if replay is not None and replay.rate > 0 and replay.stages is None:
+        replayed = then.get("training/replay") or {}
+        first = 0 if replay.source == SELF.name and run.options.architecture.source is not None else 1
+        known, written = bool(replayed) and replayed.get("rate") != 0, replayed.get("stages")
+        restrict("training.replay.stages", list(stages[first:]), known=known, written=written)
     if not late:
         return run
     options = read_options(run.job, cfg)
