@@ -308,7 +308,8 @@ class Weights(SimpleNamespace):
 def test_a_certificate_goes_as_far_as_the_bound_allows(limit: float, alpha: float | None) -> None:
     """At α the bound is 2α + 0.01."""
     objective = SimpleNamespace(completed=lambda _params, trained: trained)
-    state: Any = Weights(base=None, params={"w": jnp.float32(1)}, objective=objective)
+    ema = {"w": jnp.float32(0.5)}
+    state: Any = Weights(base=None, params={"w": jnp.float32(1)}, objective=objective, ema=ema)
     sets: Any = Known(limit)
     found = certificate(state, 1, 420, sets)
     assert found["alpha"] == alpha
@@ -317,6 +318,7 @@ def test_a_certificate_goes_as_far_as_the_bound_allows(limit: float, alpha: floa
     kept = 1.0 if alpha is None else alpha
     assert applied["applied"] == (alpha is not None and alpha < 1)
     assert float(after.params["w"]) == pytest.approx(kept)
+    assert float(after.ema["w"]) == pytest.approx(kept / 2), "the average of weights steps back with them"
     assert applied["control"]["a"]["rise"] == pytest.approx(2 * kept)
     assert end_of_stage(state, 1, 420, sets, certify=False)[0] is state
 
