@@ -130,6 +130,20 @@ def test_a_step_measures_its_control_rows_and_moves_the_multiplier(stepped: Any)
     assert int(after.keep["lists"]["rows"]) == control.sum()
 
 
+def test_what_leaves_the_loss_leaves_the_divisor_of_new_rows(stepped: Any) -> None:
+    """As with stm: g_new is a mean over the new tokens that stay; old ones are divided by their expected number."""
+    trainer, state = stepped
+    _, batch = with_control(trainer)
+    left = np.random.default_rng(0).random(batch.y.shape) < 0.6
+    controller = state.objective.keep
+    whole, part = (controller.row_weights(state.keep, batch, mask).factors for mask in (None, left))
+    counted = ((batch.padding_mask > 0) & (controller.trained(batch).y >= 0)).sum()
+    new, old = ((kept_rows(batch).budget == 0)[..., None], (kept_rows(batch).budget > 0)[..., None])
+    assert float(jnp.where(new, whole, 0).sum() / counted) == pytest.approx(1 / 4, rel=1e-5)
+    assert float(jnp.where(new & left, part, 0).sum() / counted) == pytest.approx(1 / 4, rel=1e-5)
+    np.testing.assert_array_equal(jnp.where(old, whole, 0), jnp.where(old, part, 0))
+
+
 def test_nothing_is_remembered_of_control_rows(stepped: Any) -> None:
     """A Fisher, or features that are frozen, by control rows would train on them in a roundabout way."""
     trainer, _ = stepped
