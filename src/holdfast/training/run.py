@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 from omegaconf import OmegaConf
@@ -37,6 +37,7 @@ from holdfast.training.manifest import Progress, check_same
 from holdfast.training.resolve import ResolvedRun, curriculum_for, read_options, resolve_options
 from holdfast.training.results import ResultsRecorder
 from holdfast.training.state import methods_of
+from holdfast.types import JsonView
 
 if TYPE_CHECKING:
     from holdfast.training.base import Trainer
@@ -71,8 +72,17 @@ def make_trainer(run: ResolvedRun, spec: ExecutionSpec) -> "Trainer":
     return run.trainer(spec.carrying(run))
 
 
+class _Switched(NamedTuple):
+    """Something that a branch may switch on: where its stages stand, and which they could be."""
+
+    path: str
+    stages: list[int]
+    had: bool  # by the checkpoint that the branch goes on from
+    written: list[int] | None  # in that checkpoint's options
+
+
 def from_branch_on(run: ResolvedRun, spec: ExecutionSpec) -> ResolvedRun:
-    """A branch in which what it switches on acts from the branch on, where the parent's past had to have it otherwise.
+    """A branch in which what it switches on acts from the branch on, where the parent's past would need it otherwise.
 
     So do methods that look at a snapshot or at old rows, and replay. The stages are written into the branch's options,
     so that it goes on with the same ones.
@@ -81,35 +91,38 @@ def from_branch_on(run: ResolvedRun, spec: ExecutionSpec) -> ResolvedRun:
     newest = infos[-1] if infos else named_checkpoint(spec.parent) if spec.parent else None
     if newest is None or "config" not in newest.manifest:
         return run
-    then, cfg, replay = newest.manifest["config"], copy.deepcopy(run.options.cfg), run.options.stages.replay
-    late = False
-
-    def restrict(path: str, acting: list[int], *, known: bool, written: list[int] | None) -> None:
-        """Write the stages that are left of those in which something acts; those of a branch that goes on stay."""
-        nonlocal late
-        left = [index for index in acting if known or run.curriculum.stage_start(index) >= newest.step]
+    cfg, changed = copy.deepcopy(run.options.cfg), False
+    for each in _switched(run, newest.manifest["config"]):
+        left = [index for index in each.stages if each.had or run.curriculum.stage_start(index) >= newest.step]
         if infos:
-            left = list(written or acting)
-        if left and left != acting:
-            OmegaConf.update(cfg, path, left, force_add=True)
-            late = True
+            left = list(each.written or each.stages)
+        if left and left != each.stages:
+            OmegaConf.update(cfg, each.path, left, force_add=True)
+            changed = True
+    if not changed:
+        return run
+    options = read_options(run.job, cfg)
+    return resolve_options(run.job, options, curriculum_for(run.job, options), run.declared_by)
 
+
+def _switched(run: ResolvedRun, then: JsonView) -> Iterator[_Switched]:
+    """What of a run would need another past, and has no stages of its own.
+
+    Args:
+        then: the options of the checkpoint that it goes on from.
+    """
     stages = range(len(run.curriculum.stages))
     for name, method in methods_of(run).items():
         config = method.config
         if config.stages is None and (config.needs_reference or config.needs_old_gradients):
             acting = [index for index in stages if config.acts_in(index)]
-            known, written = name in (then.get("training/methods") or ()), then.get(f"methods/{name}/stages")
-            restrict(f"methods.{name}.stages", acting, known=known, written=written)
+            had = name in (then.get("training/methods") or ())
+            yield _Switched(f"methods.{name}.stages", acting, had, then.get(f"methods/{name}/stages"))
+    replay, before = run.options.stages.replay, then.get("training/replay") or {}
     if replay is not None and replay.rate > 0 and replay.stages is None:
-        replayed = then.get("training/replay") or {}
         first = 0 if replay.source == SELF.name and run.options.architecture.source is not None else 1
-        known, written = bool(replayed) and replayed.get("rate") != 0, replayed.get("stages")
-        restrict("training.replay.stages", list(stages[first:]), known=known, written=written)
-    if not late:
-        return run
-    options = read_options(run.job, cfg)
-    return resolve_options(run.job, options, curriculum_for(run.job, options), run.declared_by)
+        had = bool(before) and before.get("rate") != 0
+        yield _Switched("training.replay.stages", list(stages[first:]), had, before.get("stages"))
 
 
 def use_compilation_cache(data: DataConfig, say: Callable[[str], object] | None = None) -> None:
