@@ -242,6 +242,25 @@ def test_replay_gives_a_share_of_later_stages_to_earlier_datasets() -> None:
         with_replay(stages, ReplayConfig(from_=["nope"]))
 
 
+def test_replay_may_be_for_some_stages_alone() -> None:
+    stages = stages_from_lists([320, 320, 320], [one("a"), one("b"), one("c")])
+    late = with_replay(stages, ReplayConfig(rate=0.1, stages=[2]))
+    assert late[:2] == stages[:2]
+    assert {s.name: s.rate for s in late[2].mixture} == {"c": 0.9, "a": 0.05, "b": 0.05}
+    own = with_replay(stages, ReplayConfig(rate=0.1, source="self", stages=[2]))
+    assert own[:2] == stages[:2]
+    assert {s.name: s.rate for s in own[2].mixture} == {"c": 0.9, "self": 0.1}
+    assert with_replay(stages, ReplayConfig(source="self", stages=[0, 1]), 0)[0].mixture[-1].name == "self"
+    for wrong, match in (
+        ([0], r"stages/0: got 0, expected the index of a stage that could replay, 1 to 2"),
+        ([1, 3], r"stages/1: got 3"),
+        ([1, 1], r"stages/1: got 1, expected each stage once"),
+        ([], r"stages: got \[\], expected at least one stage"),
+    ):
+        with pytest.raises(ConfigError, match=f"training/replay/{match}"):
+            with_replay(stages, ReplayConfig(rate=0.1, stages=wrong))
+
+
 def test_old_rows_are_those_whose_home_is_an_earlier_stage() -> None:
     made = curriculum([320, 320])
     assert [made.home(source) for source in made.sources] == [0, 1]

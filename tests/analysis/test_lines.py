@@ -35,3 +35,12 @@ def test_lines_scales_the_step_by_depth_as_the_formula_says() -> None:
     same = jax.jit(interpolate)(jnp.float32(share), *trees, line_scales(parameters, 1.0))
     for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(same), strict=True):
         assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
+
+
+def test_layers_that_are_not_stacked_are_known_by_their_numbers() -> None:
+    """As in the family `hybrid`: eleven layers, so that the tenth stands behind the ninth and not behind the first."""
+    names = {f"layers/layer_{layer}/mlp/up/kernel": Parameter((2, 3)) for layer in range(11)}
+    scales = leaves_of(line_scales({"embed/embedding": Parameter((5, 2)), **names}, 0.2))
+    assert float(scales["embed/embedding"]) == np.float32(0.2)
+    for layer in range(11):
+        np.testing.assert_allclose(scales[f"layers/layer_{layer}/mlp/up/kernel"], 0.2 + 0.8 * layer / 10, rtol=1e-6)

@@ -49,6 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_pretrained(params, spec, folder / "model", BytesTokenizer())
     write_texts(folder / "new.jsonl", 1, [word.upper() for word in WORDS])
     write_texts(folder / "old.jsonl", 2, WORDS)
+    write_texts(folder / "few.jsonl", 3, WORDS, 10)
     return folder
 
 
@@ -156,6 +157,8 @@ def test_without_old_data_a_run_goes_on_from_its_own_samples(
         (("model", "--new", "nowhere"), "there is no dataset 'nowhere'"),
         (("model", "--new", "self"), "--new self"),
         (("model", "--new", "lists", "--old", "lists"), "--old lists"),
+        (("model", "--new", "new.jsonl", "--old", "./new.jsonl"), "--old ./new.jsonl: expected other data than --new"),
+        (("model", "--new", "new.jsonl", "--old", "few.jsonl", "--tokens", 45056), "give it more data"),
         (("./nothing", "--new", "new.jsonl"), "./nothing: there is no such file or folder"),
         (("model", "--new", "new.jsonl", "--tokens", 100), "--tokens 100"),
         (("model", "--new", "new.jsonl", "training.batch_sise=3"), "training/batch_size"),

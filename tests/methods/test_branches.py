@@ -48,3 +48,34 @@ def test_it_is_switched_on(name: str, boundary: int, plain: Path, tmp_path: Path
         again = tiny.trainer(JOB, VALUES, tmp_path, on, parent=f"{plain}@boundary_{boundary}")
         tiny.resume(again, told.append)
         assert again.resolved.curriculum.snapshot_steps() == {boundary: boundary}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three stages without any replay."""
+    training = {**VALUES["training"], "replay": None}
+    made = tiny.trainer(JOB, {**VALUES, "training": training}, tmp_path_factory.mktemp("alone"))
+    made.run()
+    found: Path = made.spec.run_dir
+    return found
+
+
+@pytest.mark.parametrize("boundary", [1, 2])
+@pytest.mark.parametrize("source", ["data", "self"])
+def test_replay_is_switched_on(source: str, boundary: int, alone: Path, tmp_path: Path) -> None:
+    """Replay, of own samples too, and A-GEM that needs it, begin with the branch: the past has no replayed rows."""
+    on = (f"training.replay={{rate: 0.25, source: {source}}}", "training.methods=[agem]", "training.batch_size=8")
+    parent = f"{alone}@boundary_{boundary}"
+    made = tiny.trainer(JOB, VALUES, tmp_path, *on, parent=parent)
+    tiny.resume(made, lambda _: None)
+    assert int(made.state.step) == boundary
+    curriculum = made.resolved.curriculum
+    old = [any(s.rate < 0.5 for s in curriculum.stages[index].mixture) for index in range(3)]
+    assert old == [False, boundary == 1, True]
+    if boundary == 2:
+        assert made.resolved.options.stages.replay.stages == [2]
+    made.run()
+    again = tiny.trainer(JOB, VALUES, tmp_path, *on, parent=parent)
+    tiny.resume(again, lambda _: None)
+    assert again.resolved.curriculum == curriculum
+    tiny.same_state(made, again)

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.config import merge
 from holdfast.curriculum import Budget, Curriculum, ReplayMemory, SelfReplay, Stage
-from holdfast.data.batches import kept_rows
+from holdfast.data.batches import kept_rows, without_control
 from holdfast.data.plan import DataPlan, SourceSize
 from holdfast.data.sampling import SELF, DatasetStyle, Sampling, SourceKey
 from holdfast.errors import ConfigError
@@ -130,6 +130,35 @@ def test_a_step_measures_its_control_rows_and_moves_the_multiplier(stepped: Any)
     assert int(after.keep["lists"]["rows"]) == control.sum()
 
 
+def test_what_leaves_the_loss_leaves_the_divisor_of_new_rows(stepped: Any) -> None:
+    """As with stm: g_new is a mean over the new tokens that stay; old ones are divided by their expected number."""
+    trainer, state = stepped
+    _, batch = with_control(trainer)
+    left = np.random.default_rng(0).random(batch.y.shape) < 0.6
+    controller = state.objective.keep
+    whole, part = (controller.row_weights(state.keep, batch, mask).factors for mask in (None, left))
+    counted = ((batch.padding_mask > 0) & (controller.trained(batch).y >= 0)).sum()
+    new, old = ((kept_rows(batch).budget == 0)[..., None], (kept_rows(batch).budget > 0)[..., None])
+    assert float(jnp.where(new, whole, 0).sum() / counted) == pytest.approx(1 / 4, rel=1e-5)
+    assert float(jnp.where(new & left, part, 0).sum() / counted) == pytest.approx(1 / 4, rel=1e-5)
+    np.testing.assert_array_equal(jnp.where(old, whole, 0), jnp.where(old, part, 0))
+
+
+def test_nothing_is_remembered_of_control_rows(stepped: Any) -> None:
+    """A Fisher, or features that are frozen, by control rows would train on them in a roundabout way."""
+    trainer, _ = stepped
+    _, batch = with_control(trainer)
+    control, seen = kept_rows(batch).budget < 0, without_control(batch)
+    assert (seen.y[control] == -1).all()
+    assert not seen.padding_mask[control].any()
+    for name in ("y", "padding_mask"):
+        whole, part = getattr(batch, name), getattr(seen, name)
+        assert part.dtype == whole.dtype
+        np.testing.assert_array_equal(part[~control], whole[~control])
+    plain = batch._replace(kept=None)
+    assert without_control(plain) is plain
+
+
 def test_nothing_moves_in_a_fade_or_without_control_rows() -> None:
     controller = Controller((Budget("a", 0.05, 1),), True, True, (0, 10, 20), fades=((8, 12),))
     held = {"a": unmoved()}
@@ -230,6 +259,7 @@ def test_too_few_control_rows_are_refused() -> None:
         (("keep.certify=true",), "keep/certify.*a budget to certify"),
         (("keep.lists=1", "training.methods=[agem]"), "agem"),
         (("keep.lists=1", "optimization.kl.reference_at=fade_start"), "reference_at"),
+        (("keep.lists=1", "architecture.dropout=0.1"), "architecture/dropout: got 0.1, expected 0 beside keep"),
         (("keep.lists=1", "keep.certify=true", "optimization.lora.rank=2"), "keep/certify.*adapters"),
     ],
 )
@@ -292,7 +322,8 @@ class Weights(SimpleNamespace):
 def test_a_certificate_goes_as_far_as_the_bound_allows(limit: float, alpha: float | None) -> None:
     """At α the bound is 2α + 0.01."""
     objective = SimpleNamespace(completed=lambda _params, trained: trained)
-    state: Any = Weights(base=None, params={"w": jnp.float32(1)}, objective=objective)
+    ema = {"w": jnp.float32(0.5)}
+    state: Any = Weights(base=None, params={"w": jnp.float32(1)}, objective=objective, ema=ema)
     sets: Any = Known(limit)
     found = certificate(state, 1, 420, sets)
     assert found["alpha"] == alpha
@@ -301,6 +332,7 @@ def test_a_certificate_goes_as_far_as_the_bound_allows(limit: float, alpha: floa
     kept = 1.0 if alpha is None else alpha
     assert applied["applied"] == (alpha is not None and alpha < 1)
     assert float(after.params["w"]) == pytest.approx(kept)
+    assert float(after.ema["w"]) == pytest.approx(kept / 2), "the average of weights steps back with them"
     assert applied["control"]["a"]["rise"] == pytest.approx(2 * kept)
     assert end_of_stage(state, 1, 420, sets, certify=False)[0] is state
 

@@ -218,13 +218,18 @@ def test_sfa_averages_in_time_and_at_the_end() -> None:
         return active.weights({"sfa": memory}, now, None, jnp.int32(step))
 
     due = [step for step in range(1, 20) if not same_bits(after(step), now)]
-    # Stages of 5, 10 and 4 steps: every 1, 2 and 1.
-    assert due == [1, 2, 3, 4, 5, 7, 9, 11, 13, 15, 16, 17, 18, 19]
+    # Stages of 5, 10 and 4 steps: the multiples of 1.25, 2.5 and 1, rounded; four averages in each.
+    assert due == [1, 2, 4, 5, 7, 10, 13, 15, 16, 17, 18, 19]
     for path, leaf in flat(after(15)).items():
         np.testing.assert_allclose(leaf, 0.3 * flat(start)[path] + 0.7 * flat(now)[path], rtol=1e-6, atol=1e-6)
     third = SFA(SFAConfig(period=0.3), (0, 10))
     ends = [step for step in range(1, 11) if not same_bits(third.weights(memory, now, None, jnp.int32(step)), now)]
     assert ends == [3, 6, 9, 10]
+    long = SFA(SFAConfig(period=0.25), (0, 10, 111))
+    odd = [step for step in range(11, 112) if not same_bits(long.weights(memory, now, None, jnp.int32(step)), now)]
+    assert odd == [35, 60, 86, 111], "no second average just before the end"
+    often = SFA(SFAConfig(period=0.01), (0, 30))
+    assert all(not same_bits(often.weights(memory, now, None, jnp.int32(step)), now) for step in range(1, 31))
     assert same_bits(after(15, SFA(SFAConfig(beta=0.0))), now)
 
 

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from holdfast.training.probes import update_norms
 from training import killing, tiny
 
 JOB = "continual/train/abcd_kl"
@@ -60,3 +62,15 @@ def test_update_norms_are_those_of_the_updates(tmp_path: Path) -> None:
     first = killing.train_records(trainer.spec.run_dir)[0]
     whole = np.sqrt(sum(value**2 for name, value in first.items() if name.startswith("update_norm/")))
     assert whole == pytest.approx(first["learning_rate"] * first["grad_norm"], rel=1e-4)
+
+
+def test_layers_that_are_not_stacked_have_a_norm_each() -> None:
+    """As in the family `hybrid`, whose parameters have no axis of layers."""
+    updates = {
+        "embed": {"embedding": jnp.full((5, 2), 2.0)},
+        "layers": {"layer_0": {"up": {"kernel": jnp.ones((2, 8))}}, "layer_1": {"norm": {"scale": jnp.full(4, 3.0)}}},
+    }
+    found = update_norms(None, None, None, updates)  # type: ignore[arg-type]  # it looks at updates alone
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(
+        {"update_norm/embed": 40**0.5, "update_norm/layers/0": 4.0, "update_norm/layers/1": 6.0}
+    )

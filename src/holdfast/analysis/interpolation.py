@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ from holdfast.training.triggers import Measurement
 from holdfast.training.weights import run_dir_of
 from holdfast.types import Json
 
+_LAYER = re.compile(r"(?:^|/)(?:layer|layers|block|blocks)_(\d+)(?:/|$)")
+
 MEASURES = ("accuracy", "nll", "bits_per_byte")
 
 
@@ -57,21 +60,31 @@ def line_scales(parameters: Mapping[str, Parameter], lines: float) -> Any:
     head) by `lines`, as the first layer: so do public programs for it.
 
     Args:
-        parameters: of the model; stacked layers are on their first axis.
+        parameters: of the model; stacked layers are on their first axis, others have their number in their name.
         lines: scale of the first layer; at 1 all are 1.
 
     >>> scales = line_scales({"embed": Parameter((5, 2)), "layers/up": Parameter((3, 2, 8), 3)}, 0.5)
     >>> scales["embed"].tolist(), scales["layers"]["up"].ravel().tolist()
     (0.5, [0.5, 0.75, 1.0])
     """
+    numbers = _layer_numbers(parameters)
+    last = max(numbers.values(), default=0)
 
-    def scale(parameter: Parameter) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def scale(path: str, parameter: Parameter) -> np.ndarray[Any, np.dtype[np.float32]]:
+        if path in numbers:
+            return np.array(lines + (1 - lines) * numbers[path] / max(last, 1), np.float32)
         if not parameter.num_layers:
             return np.array(lines, np.float32)
         depth = np.arange(parameter.num_layers) / max(parameter.num_layers - 1, 1)
         return (lines + (1 - lines) * depth).astype(np.float32).reshape(-1, *(1,) * (len(parameter.shape) - 1))
 
-    return tree_of({path: scale(parameter) for path, parameter in parameters.items()})
+    return tree_of({path: scale(path, parameter) for path, parameter in parameters.items()})
+
+
+def _layer_numbers(parameters: Mapping[str, Parameter]) -> dict[str, int]:
+    """The layers, from 0, of the parameters that are of one layer alone, as their names tell them (`layer_0`)."""
+    found = {path: _LAYER.search(path) for path, parameter in parameters.items() if not parameter.num_layers}
+    return {path: int(number[1]) for path, number in found.items() if number}
 
 
 def _mix(alpha: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
@@ -119,8 +132,11 @@ class Interpolator:
         scales = None
         if lines is not None:
             parameters = trainer.resolved.model.parameters()
-            if not any(parameter.num_layers for parameter in parameters.values()):
-                raise UserError(f"--lines {lines:g}: this model does not stack its layers, so their depth is not known")
+            if not (any(each.num_layers for each in parameters.values()) or _layer_numbers(parameters)):
+                raise UserError(
+                    f"--lines {lines:g}: this model neither stacks its layers nor numbers them (layer_0, layer_1, …), "
+                    "so that their depth is not known"
+                )
             scales = line_scales(parameters, lines)
         mixed = interpolate if scales is None else functools.partial(interpolate, scales=scales)
         self._interpolate = jax.jit(mixed, out_shardings=shardings_of(self.ends[0]))

@@ -1,7 +1,7 @@
 """Before a run: what there is (`jobs`), and a config to start from (`configure`)."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, List, Optional
@@ -32,17 +32,23 @@ def jobs_command() -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from holdfast.methods import BESIDE
+
     console = Console(highlight=False)
-    for kind, plugins in registry.KINDS.items():
-        table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2))
-        for name in plugins:
-            table.add_row(Text(name), Text(plugins.help(name)))
+
+    def show(title: str, lines: Mapping[str, str]) -> None:
+        table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+        for name, told in lines.items():
+            table.add_row(Text(name), Text(told))
         console.print(table)
+
+    for kind, plugins in registry.KINDS.items():
+        show(kind, {name: plugins.help(name) for name in plugins})
         console.print()
-    table = Table(title="suites", title_justify="left", show_header=False, box=None, padding=(0, 2))
-    for name, suite in _suites().items():
-        table.add_row(Text(name), Text(suite.help))
-    console.print(table)
+        if plugins is registry.methods:
+            show("beside methods", BESIDE)
+            console.print()
+    show("suites", {name: suite.help for name, suite in _suites().items()})
 
 
 # What one would change first, in the order in which it is thought of.

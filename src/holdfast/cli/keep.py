@@ -3,6 +3,7 @@
 import functools
 import re
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, List, Optional
@@ -149,26 +150,31 @@ def _configured(asked: Asked, run_dir: Path) -> "ResolvedRun":
     from holdfast.execution.files import write_atomically
 
     new, old = _datasets(asked)
+
+    from holdfast.analysis.plan import plan_run  # it imports JAX, which data that is not there need not wait for
+
     source, spec, tokenizer, exported = _opened(asked.model, run_dir)
     data = _data_options(asked, new, old)
     facts = _facts(asked, spec, _sizes(data, tokenizer, new, old))
     chosen = defaults(facts)
     choices = (*chosen.choices, steered(asked.budget, old).choice)
     _show(choices)
-    if exported is not None and not (run_dir / START).exists():
+    if exported is not None:
         from holdfast.analysis.export import export_run
 
+        shutil.rmtree(run_dir / START, ignore_errors=True)  # of an attempt that did not come as far as a config
         export_run(exported, run_dir / START)
     values = config_values(chosen, source, new, old, asked.budget)
     made = job_config(JOB, values, list(asked.overrides))
     run = made.resolved()
+    plan = plan_run(run)  # what it refuses is refused before anything is written
     text = to_yaml(only_changed(made, ()), made.classes, JOB)
     reasons = "\n".join(f"# {each.name}: {each.value} ({each.reason})" for each in choices)
     path = run_dir / CONFIG
     head = f"# {asked.line}\n# wrote this. To change it, edit a copy and `holdfast run` that."
     write_atomically(path, f"{head}\n{reasons}\n{text}")
     print(f"\n{text}\nwrote {path}")
-    _show_plan(run)
+    _show_plan(plan)
     return read_config(path, []).resolved()
 
 
@@ -181,7 +187,8 @@ def _datasets(asked: Asked) -> "tuple[Dataset, Dataset | None]":
         if text is None:
             continue
         name, path = named_data(text, [*RESERVED, *(each.name for each in found)])
-        if any(name == each.name for each in found) or (path is None and name in RESERVED):
+        again = any(name == each.name or (path and each.path and _same(path, each.path)) for each in found)
+        if again or (path is None and name in RESERVED):
             raise UserError(f"{option} {text}: expected other data than --new, and no dataset called {text}")
         found.append(Dataset(name, path, task=False))
     data = _data_options(asked, *found)
@@ -189,6 +196,11 @@ def _datasets(asked: Asked) -> "tuple[Dataset, Dataset | None]":
 
     made = [each._replace(task=find_source(each.name, data).kind == "task") for each in found]
     return made[0], made[1] if len(made) > 1 else None
+
+
+def _same(path: str, other: str) -> bool:
+    """Whether two paths, patterns or hub names are of the same data."""
+    return path == other or Path(path).resolve() == Path(other).resolve()
 
 
 def _data_options(asked: Asked, *datasets: "Dataset | None") -> "DataConfig":
@@ -266,12 +278,10 @@ def _show(choices: "tuple[Choice, ...]") -> None:
     Console(highlight=False).print(table(("option", "chosen", "because"), choices, name="option"))
 
 
-def _show_plan(run: "ResolvedRun") -> None:
+def _show_plan(plan: "JsonView") -> None:
     """How long it will take, and what the plan warns of."""
-    from holdfast.analysis.plan import plan_run
     from holdfast.cli.plan import time_line
 
-    plan = plan_run(run)
     if plan["estimated_time"] is not None:
         print(time_line(plan["estimated_time"]))
     for warning in plan["warnings"]:

@@ -63,6 +63,15 @@ def kept_rows(batch: Batch) -> KeptRows:
     return KeptRows(*(batch.kept[..., column] for column in range(len(KeptRows._fields))))
 
 
+def without_control(batch: Batch) -> Batch:
+    """A batch whose control rows are padding: what is remembered for training must not have seen them."""
+    if batch.kept is None:
+        return batch
+    seen = (kept_rows(batch).budget >= 0)[..., None]
+    mask = batch.padding_mask * seen.astype(batch.padding_mask.dtype)
+    return batch._replace(y=np.where(seen, batch.y, -1).astype(np.int32), padding_mask=mask)
+
+
 class RowSource(Protocol):
     """The rows of one prepared source in one style."""
 

@@ -27,10 +27,11 @@ from holdfast.methods.method import (
     State,
     TokenPenalty,
 )
-from holdfast.methods.refusals import ELSEWHERE, StageFacts
+from holdfast.methods.refusals import BESIDE, ELSEWHERE, StageFacts
 from holdfast.registry import penalties
 
 __all__ = [
+    "BESIDE",
     "ELSEWHERE",
     "BatchWeights",
     "Method",

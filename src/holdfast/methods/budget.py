@@ -160,6 +160,12 @@ def _check_options(curriculum: Curriculum, keep: KeepConfig, options: Any) -> No
     if "agem" in options.run.methods:
         index = list(options.run.methods).index("agem")
         raise ConfigError(f"training/methods/{index}", "agem", "no agem beside keep: it takes old rows out of the loss")
+    if options.architecture.dropout:
+        raise ConfigError(
+            "architecture/dropout",
+            options.architecture.dropout,
+            "0 beside keep: control rows would be measured under dropout, which looks like a loss",
+        )
     if keep.certify and options.optim.lora.rank:
         raise ConfigError(
             "keep/certify",
@@ -191,7 +197,9 @@ def check_control(plan: "DataPlan") -> None:
             fix = "raise training/replay/rate or the stage's tokens"
         elif each["different"] is not None and each["different"] < LEAST_CONTROL:
             reason = f"stage {each['stage']} has {each['different']}, half of its rows"
-            fix = "give it more rows (training/replay/rows)"
+            source = next(source for source in plan.sources if source.name == each["name"])
+            limited = plan.curriculum.is_sampled(source.name) or plan.control.from_memory(source)
+            fix = "give it more rows (training/replay/rows)" if limited else "give it more data"
         if reason:
             expected = f"at least {LEAST_CONTROL} control rows of {each['name']} in a stage; {reason}"
             raise ConfigError(f"keep/{each['name']}", each["limit"], expected, fix)

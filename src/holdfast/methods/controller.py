@@ -93,15 +93,20 @@ class Controller:
         """λ of each budget, (K,)."""
         return jnp.stack([held[budget.name]["multiplier"] for budget in self.budgets])
 
-    def row_weights(self, held: Tree, batch: Batch) -> RowWeights:
-        """How the tokens of a batch count, so that the gradient is the mix of new and old."""
+    def row_weights(self, held: Tree, batch: Batch, left: jax.Array | None = None) -> RowWeights:
+        """How the tokens of a batch count, so that the gradient is the mix of new and old.
+
+        Args:
+            left: tokens that methods leave in the divisor of new rows; None: all of them.
+        """
         rows, multipliers = kept_rows(batch), self.multipliers(held)
         real = (batch.padding_mask > 0) & (batch.y >= 0)
         counted = (batch.padding_mask > 0) & (self.trained(batch).y >= 0)
         of_row = multipliers[jnp.maximum(jnp.abs(rows.budget).astype(jnp.int32) - 1, 0)]
         share = 1 / (1 + multipliers.sum())
         old = jnp.where(rows.budget > 0, of_row * rows.per_token, 0) * share
-        num_new = jnp.maximum((counted & (rows.budget == 0)[..., None]).sum(), 1)
+        divided = counted if left is None else counted & left
+        num_new = jnp.maximum((divided & (rows.budget == 0)[..., None]).sum(), 1)
         weights = jnp.where(rows.budget == 0, share / num_new, old)[..., None]
         factors = jnp.where(counted, weights * jnp.maximum(counted.sum(), 1), 0)
         control = [

@@ -26,6 +26,17 @@ ELSEWHERE = {
     "ema": "set training/ema",
 }
 
+# The same in a line each, as `holdfast jobs` lists them; penalties have a list of their own.
+BESIDE = {
+    "replay": "rows of earlier data, or that the model samples from itself, in later stages (training/replay)",
+    "keep": "a budget in bits per byte that moves the weight of old rows (keep/NAME)",
+    "sam": "sharpness-aware minimisation, with any optimizer (optimization/sam/rho)",
+    "lora": "adapters are trained, and the model itself is not (optimization/lora/rank)",
+    "freeze": "parts of the model are not trained (optimization/freeze)",
+    "ema": "an average of the weights over steps (training/ema)",
+    "lines": "a step between two checkpoints, scaled by depth (holdfast average --lines)",
+}
+
 
 @dataclass(frozen=True)
 class StageFacts:

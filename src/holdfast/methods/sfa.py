@@ -76,8 +76,11 @@ class SFA(Method):
         if beta == 0:
             return params
         position = self.position(step)
-        every = jnp.maximum(jnp.round(self.config.period * position.num_steps).astype(jnp.int32), 1)
-        due = (position.step % every == 0) | (position.step == position.num_steps)
+        every = self.config.period * position.num_steps
+        # The multiples are rounded, not the period: with a rounded one a stage of 101 steps would end on two averages.
+        due = (jnp.round(jnp.round(position.step / every) * every) == position.step) | (
+            position.step == position.num_steps
+        )
 
         def averaged(start: "jax.Array", own: "jax.Array") -> "jax.Array":
             wide = own.astype(jnp.float32)

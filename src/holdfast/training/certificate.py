@@ -145,9 +145,11 @@ def with_control(found: Json, state: TrainState, sets: ControlSets) -> Json:
 
 
 def stepped_back(state: TrainState, alpha: float) -> TrainState:
-    """The state at θ* + α(θ − θ*)."""
-    trained = between(state.trained_reference(), state.trained(), alpha)
-    return state.replace(params=state.objective.completed(state.params, trained))
+    """The state at θ* + α(θ − θ*), and its average of weights as far back, if it has one."""
+    start = state.trained_reference()
+    trained = between(start, state.trained(), alpha)
+    ema = None if state.ema is None else between(start, state.ema, alpha)
+    return state.replace(params=state.objective.completed(state.params, trained), ema=ema)
 
 
 def between(start: Tree, end: Tree, alpha: float) -> Tree:

@@ -472,7 +472,7 @@ class StagesConfig:
         "training/replay",
         resume="planned",
         default=None,
-        help="{rate, from, objective, source, rows, temperature}: mix earlier data, or own samples, into later stages",
+        help="{rate, from, objective, source, rows, temperature, stages}: mix earlier data or own samples into stages",
     )
 
 

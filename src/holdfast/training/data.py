@@ -195,7 +195,7 @@ class BoundaryRows:
     """Rows on both sides of the boundary at a step, for methods that remember some (`methods.StageData`).
 
     Args:
-        batch_at: the batch of a step, as the run trains on it.
+        batch_at: the batch of a step, as the run trains on it; of control rows nothing is remembered.
         place: puts a batch on the devices.
         reference: the weights that `optimization/kl/reference_from` names, loaded when asked for.
         epoch_end: `DataPlan.epoch_end`: where all new rows were drawn.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from holdfast import registry
-from holdfast.data.batches import Batch, prefetched, validation_batches
+from holdfast.data.batches import Batch, prefetched, validation_batches, without_control
 from holdfast.data.sampling import SELF
 from holdfast.errors import RunError
 from holdfast.evaluation.forward import Runner
@@ -222,11 +222,14 @@ class TrainLoop:
         """Enter the stage that begins at this step, if one does, and take the snapshot that is due."""
         restorer = self.trainer.restorer
 
+        def batch_at(step: int) -> Batch:
+            return without_control(self.batch_at(step))
+
         def reference() -> Tree:
             return restorer.weights(named_checkpoint(str(self.run.options.penalty.reference_from)))
 
         seed, epoch_end = self.run.options.run.seed, self.trainer.plan.epoch_end
-        data = BoundaryRows(self.curriculum, step, self.batch_at, self.place, reference, epoch_end, seed)
+        data = BoundaryRows(self.curriculum, step, batch_at, self.place, reference, epoch_end, seed)
         self.trainer.state = stage_state(self.trainer.state, self.run, step, data)
         if step > 0 and self.curriculum.stage_at(step) == self.curriculum.stage_at(step - 1):
             return

@@ -25,7 +25,7 @@ from holdfast.types import Json, JsonView
 
 FORMAT = 2  # of manifests; the first one had another digest of the plan
 # What steps mean. Where a version changes what the same options do, this grows, and a line in MEANINGS says what it is.
-SEMANTICS = 2
+SEMANTICS = 3
 # How the rows of a step are ordered: 1 as they are shuffled, 2 with old rows in the slots of each block where something
 # looks at them alone. A run keeps the order that it was begun with.
 ROW_ORDER = 2
@@ -46,11 +46,16 @@ def _has_muon(config: JsonView) -> bool:
     return config.get("optimization/optimizer") == "muon"
 
 
+def _averages(config: JsonView) -> bool:
+    return "sfa" in (config.get("training/methods") or ())
+
+
 # The number since which something holds, whether it concerns a run's options, and what to tell its user.
 MEANINGS: tuple[tuple[int, Callable[[JsonView], bool], str], ...] = (
     (2, _decays, "the last step of a decay has the final learning rate, which came one step later before"),
     (2, _has_budget, "optimization/kl/target is a ceiling for the running mean of the KL"),
     (2, _has_muon, "the Adam part of muon is plain Adam, not Nesterov's"),
+    (3, _averages, "sfa averages at the rounded multiples of methods/sfa/period, not at those of a rounded number"),
 )
 
 

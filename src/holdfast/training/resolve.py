@@ -247,7 +247,7 @@ def _method_config(name: str, options: RunOptions, num_stages: int) -> MethodCon
             f"methods/{name}/stages",
             None,
             "the stages in which the method acts: null is all from the second on, and this run has one",
-            "set it to [0], or take the method out of training/methods",
+            "set it to [0] where the method makes sense in a first stage, or take it out of training/methods",
         )
     return config
 

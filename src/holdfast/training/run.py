@@ -6,13 +6,14 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 from omegaconf import OmegaConf
 
 from holdfast.config import to_yaml
 from holdfast.data.config import DataConfig
+from holdfast.data.sampling import SELF
 from holdfast.errors import RunError
 from holdfast.execution import ExecutionSpec, processes
 from holdfast.execution.checkpoints import CheckpointStore, list_checkpoints, named_checkpoint, split_name
@@ -36,6 +37,7 @@ from holdfast.training.manifest import Progress, check_same
 from holdfast.training.resolve import ResolvedRun, curriculum_for, read_options, resolve_options
 from holdfast.training.results import ResultsRecorder
 from holdfast.training.state import methods_of
+from holdfast.types import JsonView
 
 if TYPE_CHECKING:
     from holdfast.training.base import Trainer
@@ -66,37 +68,61 @@ def make_trainer(run: ResolvedRun, spec: ExecutionSpec) -> "Trainer":
     """The trainer of a resolved run, on the devices of the spec or of this process."""
     if spec.topology is None:
         spec = spec.on_devices(run.options.topology)
-    run = with_late_snapshots(run, spec)
+    run = from_branch_on(run, spec)
     return run.trainer(spec.carrying(run))
 
 
-def with_late_snapshots(run: ResolvedRun, spec: ExecutionSpec) -> ResolvedRun:
-    """A branch whose new methods act from the branch on where they look at a snapshot: the parent took none for them.
+class _Switched(NamedTuple):
+    """Something that a branch may switch on: where its stages stand, and which they could be."""
 
-    The stages are written into the branch's options, so that it goes on with the same ones.
+    path: str
+    stages: list[int]
+    had: bool  # by the checkpoint that the branch goes on from
+    written: list[int] | None  # in that checkpoint's options
+
+
+def from_branch_on(run: ResolvedRun, spec: ExecutionSpec) -> ResolvedRun:
+    """A branch in which what it switches on acts from the branch on, where the parent's past would need it otherwise.
+
+    So do methods that look at a snapshot or at old rows, and replay. The stages are written into the branch's options,
+    so that it goes on with the same ones.
     """
     infos = list_checkpoints(spec.run_dir / "checkpoints") if spec.parent else []
     newest = infos[-1] if infos else named_checkpoint(spec.parent) if spec.parent else None
     if newest is None or "config" not in newest.manifest:
         return run
-    then, curriculum, cfg = newest.manifest["config"], run.curriculum, copy.deepcopy(run.options.cfg)
-    late = False
-    for name, method in methods_of(run).items():
-        if method.config.stages is not None or not method.config.needs_reference:
-            continue
-        acting = [index for index in range(len(curriculum.stages)) if method.config.acts_in(index)]
-        left = [index for index in acting if curriculum.stage_start(index) >= newest.step]
+    cfg, changed = copy.deepcopy(run.options.cfg), False
+    for each in _switched(run, newest.manifest["config"]):
+        left = [index for index in each.stages if each.had or run.curriculum.stage_start(index) >= newest.step]
         if infos:
-            left = list(then.get(f"methods/{name}/stages") or acting)
-        elif name in (then.get("training/methods") or ()):
-            left = acting
-        if left and left != acting:
-            OmegaConf.update(cfg, f"methods.{name}.stages", left, force_add=True)
-            late = True
-    if not late:
+            left = list(each.written or each.stages)
+        if left and left != each.stages:
+            OmegaConf.update(cfg, each.path, left, force_add=True)
+            changed = True
+    if not changed:
         return run
     options = read_options(run.job, cfg)
     return resolve_options(run.job, options, curriculum_for(run.job, options), run.declared_by)
+
+
+def _switched(run: ResolvedRun, then: JsonView) -> Iterator[_Switched]:
+    """What of a run would need another past, and has no stages of its own.
+
+    Args:
+        then: the options of the checkpoint that it goes on from.
+    """
+    stages = range(len(run.curriculum.stages))
+    for name, method in methods_of(run).items():
+        config = method.config
+        if config.stages is None and (config.needs_reference or config.needs_old_gradients):
+            acting = [index for index in stages if config.acts_in(index)]
+            had = name in (then.get("training/methods") or ())
+            yield _Switched(f"methods.{name}.stages", acting, had, then.get(f"methods/{name}/stages"))
+    replay, before = run.options.stages.replay, then.get("training/replay") or {}
+    if replay is not None and replay.rate > 0 and replay.stages is None:
+        first = 0 if replay.source == SELF.name and run.options.architecture.source is not None else 1
+        had = bool(before) and before.get("rate") != 0
+        yield _Switched("training.replay.stages", list(stages[first:]), had, before.get("stages"))
 
 
 def use_compilation_cache(data: DataConfig, say: Callable[[str], object] | None = None) -> None:

@@ -52,6 +52,7 @@ class ReplayConfig:
     source: str = "data"  # data | self: rows sampled from the model on entering a stage
     rows: Optional[int | str] = None  # memory of each dataset, null = all; of self: null = as many as are drawn
     temperature: float = 1.0  # that rows of self are sampled at
+    stages: Optional[List[int]] = None  # that have replayed rows (0-based); null = all that could
 
     def __post_init__(self) -> None:
         if self.source not in ("data", SELF.name):
@@ -81,6 +82,10 @@ class ReplayConfig:
             raise ConfigError("rows", self.rows, "a number, or null for as many as a stage draws", "set rows: null")
         if self.rows not in (None, "all") and not (isinstance(self.rows, int) and 1 <= self.rows <= 10**12):
             raise ConfigError("rows", self.rows, "a number of rows of at least 1, or all")
+
+    def mixes_into(self, stage: int) -> bool:
+        """Whether a stage that could have replayed rows has some."""
+        return self.rate > 0 and (self.stages is None or stage in self.stages)
 
     @property
     def num_rows(self) -> int | None:
@@ -169,8 +174,12 @@ def with_replay(stages: Sequence[Stage], replay: ReplayConfig | None, first: int
     """
     if replay is None or replay.rate == 0:
         return tuple(stages)
+    _check_replayed(replay, first if replay.source == SELF.name else 1, len(stages))
     if replay.source == SELF.name:
-        return tuple(stage if index < first else _with_self(stage, replay.rate) for index, stage in enumerate(stages))
+        return tuple(
+            _with_self(stage, replay.rate) if index >= first and replay.mixes_into(index) else stage
+            for index, stage in enumerate(stages)
+        )
     names = {sampling.name for stage in stages[:-1] for sampling in stage.mixture}
     if replay.from_ is not None and not replay.from_:
         raise ConfigError("training/replay/from", [], "at least one dataset", "null replays all earlier ones")
@@ -180,7 +189,7 @@ def with_replay(stages: Sequence[Stage], replay: ReplayConfig | None, first: int
             raise ConfigError(f"training/replay/from/{position}", name, expected)
     mixed = [stages[0]] if stages else []
     for index, stage in enumerate(stages[1:], 1):
-        earlier = _earlier_shares(stages[:index], replay.from_)
+        earlier = _earlier_shares(stages[:index], replay.from_) if replay.mixes_into(index) else {}
         if not earlier:
             mixed.append(stage)
             continue
@@ -190,6 +199,21 @@ def with_replay(stages: Sequence[Stage], replay: ReplayConfig | None, first: int
         mixture = tuple(Sampling(key.name, round(rate, 12), key.style) for key, rate in shares.items())
         mixed.append(dataclasses.replace(stage, mixture=mixture))
     return tuple(mixed)
+
+
+def _check_replayed(replay: ReplayConfig, first: int, count: int) -> None:
+    """Refuse stages that can have no replayed rows."""
+    if replay.stages is None:
+        return
+    if not replay.stages:
+        raise ConfigError("training/replay/stages", [], "at least one stage", "null replays in all that could")
+    for position, stage in enumerate(replay.stages):
+        path = f"training/replay/stages/{position}"
+        if stage not in range(first, count):
+            could = f"{first} to {count - 1}" if count - 1 > first else f"{first}"
+            raise ConfigError(path, stage, f"the index of a stage that could replay, {could}")
+        if stage in replay.stages[:position]:
+            raise ConfigError(path, stage, "each stage once")
 
 
 def _with_self(stage: Stage, rate: float) -> Stage:
@@ -324,7 +348,11 @@ def curriculum_of(options: "RunOptions", stages: tuple[Stage, ...], fade: FadeCo
     samples = replay is not None and replay.rate > 0 and replay.source == SELF.name
     # A model that exists has something to say from the first step on.
     first = 0 if samples and options.architecture.source is not None else 1
-    unpenalised = [index for index, stage in enumerate(stages) if index >= first and stage.beta == 0]
+    unpenalised = [
+        index
+        for index, stage in enumerate(stages)
+        if index >= first and stage.beta == 0 and (replay is None or replay.stages is None or index in replay.stages)
+    ]
     if len(stages) == 1:
         _check_one_stage(options, stages, samples=samples and first == 0)
     if replay is not None and replay.objective == "kl" and unpenalised and not options.keep.limits:

@@ -142,10 +142,7 @@ def loss_and_gradients(state: TrainState, batch: Batch, key: jax.Array) -> StepG
         assert batch.old_mask is not None, "a method that asks for gradients of old rows gets batches that mark them"
         old_gradients = gradients_of_old(state, batch, key)
         batch = batch._replace(y=jnp.where(batch.old_mask > 0, -1, batch.y))
-    factors, measured = batch_factors(state, _trained(state, batch), key)
-    if state.objective.keep is not None:
-        mixed = state.objective.keep.row_weights(state.keep, batch).factors
-        factors = mixed if factors is None else mixed * factors
+    factors, measured = loss_factors(state, batch, key)
     (loss, parts), gradients = accumulated(micro_loss, state, batch, key, factors)
     parts = {**measured, **parts}
     rows = gradients
@@ -196,7 +193,7 @@ def accumulated(
     """Sum over micro-batches of a loss that is already normalised, with its parts and its gradient.
 
     Args:
-        factors: of `batch_factors`.
+        factors: of `loss_factors`.
     """
     weights = token_weights(state, batch)._replace(factors=factors)
     model, num_micro = state.objective.model, batch.x.shape[0]
@@ -280,7 +277,7 @@ def token_weights(state: TrainState, batch: Batch) -> Weights:
         given = objective.keep.row_weights(state.keep, batch)
         kept = (*given.control, *(() if given.anchor is None else (given.anchor,)))
         batch = _trained(state, batch)
-    counted = (batch.padding_mask > 0) & (batch.y >= 0)
+    counted = _counted(batch)
     loss = _normalised(counted)
 
     def seen(tokens: PenaltyTokens) -> jax.Array:
@@ -301,17 +298,39 @@ def token_weights(state: TrainState, batch: Batch) -> Weights:
     return Weights(loss, anchor, own, kept)
 
 
-def batch_factors(state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.Array | None, dict[str, jax.Array]]:
-    """Factors on each token's weight by methods that look at a whole batch, and the mean factor of each method.
+def loss_factors(state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.Array | None, dict[str, jax.Array]]:
+    """Factors on each token's weight by methods that look at a whole batch and by budgets; each method's mean factor.
 
-    The token losses that they ask for cost one forward pass without gradients; (None, {}) where no method asks.
+    What leaves the loss leaves its divisor; under budgets that of new rows, since old ones have an expected number.
+    """
+    trained, keep = _trained(state, batch), state.objective.keep
+    factors, left, measured = batch_factors(state, trained, key)
+    if keep is not None:
+        mixed = keep.row_weights(state.keep, batch, left).factors
+        return mixed if factors is None else mixed * factors, measured
+    if factors is not None and left is not None:
+        factors = factors * (jnp.maximum(_counted(trained).sum(), 1) / jnp.maximum(left.sum(), 1))
+    return factors, measured
+
+
+def _counted(batch: Batch) -> jax.Array:
+    counted: jax.Array = (batch.padding_mask > 0) & (batch.y >= 0)
+    return counted
+
+
+def batch_factors(
+    state: TrainState, batch: Batch, key: jax.Array
+) -> tuple[jax.Array | None, jax.Array | None, dict[str, jax.Array]]:
+    """Factors by methods that look at a whole batch, the tokens that they leave in the divisor, and mean factors.
+
+    The token losses that they ask for cost one forward pass without gradients; (None, None, {}) where no method asks.
     """
     weighing = state.objective.methods.having("batch_weights")
     if not weighing:
-        return None, {}
+        return None, None, {}
     asked = {each.config.weighs_by for each in weighing.values()}
     nll = {whose: _batch_losses(state, batch, key, whose) for whose in sorted(asked)}
-    counted = (batch.padding_mask > 0) & (batch.y >= 0)
+    counted = _counted(batch)
     tokens, left, factors = jnp.maximum(counted.sum(), 1), counted, jnp.ones(counted.shape, jnp.float32)
     measured = {}
     for name, method in weighing.items():
@@ -320,9 +339,7 @@ def batch_factors(state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.
         factors = factors * given.factor
         left = left if given.counted is None else left & given.counted
         measured[f"method/{name}"] = jnp.where(counted, given.factor, 0).sum() / tokens
-    if left is not counted:
-        factors = factors * (tokens / jnp.maximum(left.sum(), 1))
-    return factors, measured
+    return factors, None if left is counted else left, measured
 
 
 def _batch_losses(state: TrainState, batch: Batch, key: jax.Array, whose: str) -> jax.Array:
