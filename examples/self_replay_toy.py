@@ -21,7 +21,10 @@ import sys
 from pathlib import Path
 
 TASKS = ("addition", "reversal", "sorting", "modular")
-ARMS = {"plain": [], "self": ["training.replay={source: self, rate: 0.2, objective: ce}"]}
+ARMS = {
+    "plain": [],
+    **{f"self-{rate:g}": [f"training.replay={{source: self, rate: {rate}, objective: ce}}"] for rate in (0.2, 0.5)},
+}
 FIELDS = ("arm", "seed", "steps", "task", "accuracy")
 BATCH, BLOCK = 128, 32
 TRAIN, HELD_OUT = 20_000, 100
