@@ -268,6 +268,16 @@ def test_a_task_that_plain_does_not_lose_is_left_out_of_the_mean() -> None:
     assert any(note.startswith("kept is not in the mean") for note in found.notes)
 
 
+def test_tasks_without_a_mean_are_one_family() -> None:
+    rows = []
+    for task in ("text", "code"):  # plain loses nothing of either
+        rows += [*plain_rows(task=task, old=(0.5, 0.4, 0.3)), *arm_rows("a", 3.0, 0.2, task=task)]
+    found = judge_rows(rows)
+    assert [outcome.name for outcome in found.outcomes] == ["text", "code"]
+    levels = sorted(arms["a"].better.level for arms in found.verdicts.values() if arms["a"].better is not None)
+    assert levels == [pytest.approx(0.0125), pytest.approx(0.025)]
+
+
 def test_without_rows_before_the_mean_begins_where_plain_keeps_most() -> None:
     rows = [*plain_rows(task="text", before=None), *plain_rows(task="code", before=None)]
     rows += [row for task in ("text", "code") for row in arm_rows("a", 3.0, 1.5, task=task)]

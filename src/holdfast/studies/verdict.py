@@ -248,8 +248,8 @@ def judge(
         outcome.name: {name: _Comparison.of(study, outcome, arm, allowed) for name, arm in study.arms.items()}
         for outcome in outcomes
     }
-    # The primary outcome is one family, the old tasks another: one with one task.
-    families = [outcomes] if len(outcomes) == 1 else [outcomes[:1], outcomes[1:]]
+    # The mean is one family, the old tasks another; without a mean there is one.
+    families = [outcomes[:1], outcomes[1:]] if outcomes[0].name == MEAN else [outcomes]
     verdicts: dict[str, dict[str, Verdict]] = {outcome.name: {} for outcome in outcomes}
     for family in families:
         cells = [(outcome, name) for outcome in family for name in study.arms]
