@@ -34,6 +34,8 @@ class Curve:
     Args:
         noise: standard deviations of the new and of the old loss of a run.
         parents: standard deviations of what all runs of a seed share.
+        margin: δ; None is what `holdfast verdict` takes where it does not know what plain begins with.
+        finer: rates between, at which the curve is known too; nothing is run there.
     """
 
     rates: tuple[float, ...]
@@ -41,7 +43,8 @@ class Curve:
     old: tuple[float, ...]
     noise: tuple[float, float]
     parents: tuple[float, float]
-    margin: float
+    margin: float | None
+    finer: tuple[float, ...] = ()
 
     def at(self, rates: Sequence[float]) -> tuple[Array, Array]:
         """New and old loss without noise; below the smallest rate the curves go on straight."""
@@ -55,7 +58,8 @@ class Curve:
 
     def points(self, early: bool) -> list[PlainPoint]:
         """What plain was run at; with its checkpoints after a third and two thirds where they are asked for."""
-        return [PlainPoint(rate, steps) for steps in (STEPS if early else STEPS[-1:]) for rate in self.rates]
+        run = [rate for rate in self.rates if rate not in self.finer]
+        return [PlainPoint(rate, steps) for steps in (STEPS if early else STEPS[-1:]) for rate in run]
 
 
 STORIES = Curve(
@@ -75,6 +79,26 @@ STEEP = Curve(
     (0.06, 0.3),
     0.04,
 )
+# Between its two slowest rates this one is far below its chord: it falls as exp(-1.6 log rate).
+BOWED = Curve(
+    (0.03, 0.045, 0.06, 0.08, 0.1, 0.2, 0.5, 1.0),
+    (0.865, 0.507, 0.362, 0.271, 0.224, 0.151, 0.123, 0.118),
+    (4.300, 4.837, 5.257, 5.715, 6.097, 7.454, 9.723, 11.888),
+    (0.007, 0.012),
+    (0.06, 0.3),
+    None,
+    finer=(0.045, 0.06, 0.08),
+)
+# Plain learns most between two of its rates, and less again beyond: the fastest rate is dominated.
+RISING = Curve(
+    (0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
+    (2.201, 2.058, 2.014, 2.0025, 2.000, 2.0015, 2.0161, 2.039),
+    (1.500, 1.602, 1.684, 1.736, 1.774, 1.805, 1.851, 1.901),
+    (0.007, 0.012),
+    (0.04, 0.06),
+    None,
+    finer=(0.3, 0.4, 0.7),
+)
 NOISY = replace(STORIES, noise=(0.014, 0.024))
 PLACES = {
     "middle": (STORIES, 0.1),
@@ -84,6 +108,9 @@ PLACES = {
     "fastest rate": (STORIES, 1.0),
     "steep, middle": (STEEP, 0.06),
     "steep, fast end": (STEEP, 0.5),
+    "bowed, between rates far apart": (BOWED, 0.06),
+    "rising again, where plain learns most": (RISING, 0.3),
+    "rising again, fastest rate": (RISING, 1.0),
     "twice the noise, middle": (NOISY, 0.1),
     "twice the noise, fastest rate": (NOISY, 1.0),
 }

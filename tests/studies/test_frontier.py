@@ -85,3 +85,14 @@ def test_the_slope_is_that_of_the_means() -> None:
     assert made.slope(2.5) == pytest.approx(4.0, rel=1e-4)
     assert made.slope(3.5) == pytest.approx(1.0, rel=1e-4)
     assert made.slope(1.0) == 0.0
+
+
+def test_a_smooth_frontier_is_straight_where_plain_is_and_low_where_plain_is_bowed() -> None:
+    straight = frontier(np.array([[4.0, 3.0, 2.0]]), np.array([[1.0, 2.0, 3.0]]))
+    assert straight.bowed(2.5) == pytest.approx(2.5)
+    bowed = frontier(np.array([[4.0, 2.0, 1.8]]), np.array([[1.0, 2.0, 6.0]]))
+    assert bowed.bowed(3.0) < 1.4 < bowed.lowest_mean(3.0)
+    assert bowed.bowed(2.0) == pytest.approx(2.0)
+    # Two rates say nothing of a bow.
+    two = (PlainPoint(0.01), PlainPoint(0.1))
+    assert frontier(np.array([[4.0, 2.0]]), np.array([[1.0, 2.0]]), two).bowed(3.0) == pytest.approx(1.5)

@@ -20,7 +20,10 @@ LISTS = {key: value for key, value in CONFIG.items() if key != "stages"}
     [
         ({"old": None}, "'old'"),
         ({"old": []}, "old: got []"),
-        ({"colour": 1}, "tiny.yaml/colour: unknown"),
+        ({"armz": {}}, "tiny.yaml: armz: unknown configuration key; did you mean arms?"),
+        ({"arms": {"a": {"sett": []}}}, "tiny.yaml: arms/a/sett: unknown configuration key; did you mean arms/a/set?"),
+        ({"base": "none.yaml"}, "tiny.yaml: base: got 'none.yaml', expected a file, relative to the study's; there is"),
+        ({"arms": "none.yaml"}, "tiny.yaml: arms: got 'none.yaml', expected a file, relative to the study's; there is"),
         ({"config": None}, "base: got None"),
         ({"seeds": []}, "judging: got []"),
         ({"seeds": [0, 0]}, "judging/1: got 0"),
@@ -53,6 +56,11 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, changes: dict[str, Any],
         tiny(tmp_path, **changes)
     assert told in str(caught.value)
     assert "tiny.yaml" in str(caught.value) or "stages" in told
+
+
+def test_a_study_that_is_not_there_is_no_config_to_be_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.yaml: no such file; expected the YAML file of a study"):
+        read_study(tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize(

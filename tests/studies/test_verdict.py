@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.verdict import STEEP, STORIES, Documents, share
+from benchmarks.verdict import BOWED, RISING, STEEP, STORIES, Documents, share
 
 from holdfast.errors import UserError
 from holdfast.studies.results import Row
@@ -36,7 +36,7 @@ def test_the_words(every: Judgement) -> None:
 def test_the_margin_is_a_hundredth_of_what_plain_learns(every: Judgement) -> None:
     assert every.margin == pytest.approx(0.01 * (5.0 - 2.0))
     unknown = judge_rows([row for row in study_rows() if row.arm != "before"])
-    assert unknown.margin == pytest.approx(0.04 * (4.0 - 2.0))
+    assert unknown.margin == pytest.approx(0.025 * (4.0 - 2.0))
     assert "for want of rows `before`" in unknown.margin_source
     assert judge_rows(study_rows(), margin=0.5).margin == 0.5
     # Steps 0 of plain say the same as `before`.
@@ -73,6 +73,65 @@ def test_beyond_plains_runs_a_rate_is_asked_for(every: Judgement) -> None:
     said = sentence(judge_rows([*plain_rows(), *arm_rows("a", 3.99, 0.1)]))
     assert said.startswith("a: no evidence yet, at the slow end of plain's runs")
     assert "would have been seen" not in said
+
+
+def bowed_rows(seeds: int = 5) -> list[Row]:
+    """Plain at five rates of curves that are steep at first: a chord of them lies far above what plain is between."""
+    rows = []
+    for seed in range(seeds):
+        for rate in (0.03, 0.1, 0.2, 0.5, 1.0):
+            new, old = bowed(rate)
+            rows.append(Row("plain", seed, rate, old + 0.1 * seed, new + 0.1 * seed))
+    return rows
+
+
+def bowed(rate: float) -> tuple[float, float]:
+    far = np.log(rate / 0.03)
+    return float(0.1 + 0.75 * np.exp(-1.6 * far)), float(4.3 * np.exp(0.3 * far))
+
+
+def test_plain_between_two_of_its_rates_is_no_winner_of_its_own_bow() -> None:
+    new, old = bowed(0.06)
+    found = only([*bowed_rows(), *arm_rows("a", new, old, seeds=5, rate=0.06)])
+    assert found.better is not None
+    assert found.better.low > 0.1  # above the chord
+    assert (found.word, found.notes) == (
+        "no evidence",
+        ("plain's rates are far apart there and it may be bowed: measure it at rate × 0.0771 too",),
+    )
+    said = sentence(judge_rows([*bowed_rows(), *arm_rows("a", new, old, seeds=5, rate=0.06)]))
+    assert said == f"a: no evidence yet, {found.notes[0]}."
+    # What the bow cannot explain is better there too, and beside a rate that was run there is no bow.
+    assert only([*bowed_rows(), *arm_rows("a", new, old - 1.5, seeds=5, rate=0.06)]).word == "better"
+    there, kept = bowed(0.1)
+    assert only([*bowed_rows(), *arm_rows("a", there, kept - 0.3, seeds=5, rate=0.1)]).word == "better"
+
+
+def test_who_learns_more_within_the_noise_is_not_compared_with_the_fastest_rate_alone() -> None:
+    # Beyond × 0.33 plain learns nothing more: which rate has the lowest new loss there is chance.
+    rows = plain_rows(5, new=(4.0, 2.001, 2.0), old=(1.0, 4.0, 5.0))
+    noise = 0.1 * np.array([-2, 1, 0, 2, -1])
+    lucky = [
+        replace(row, new=row.new + shift)
+        for row, shift in zip(arm_rows("a", 1.95, 4.0, seeds=5, noise=0.05), noise, strict=True)
+    ]
+    found = only([*rows, *lucky])
+    assert found.better is not None
+    assert found.better.low > 0.5
+    assert found.word == "learns more"
+    assert any("within the noise" in note for note in found.notes)
+    assert only([*rows, *arm_rows("a", 1.5, 4.0, seeds=5)]).word == "better"
+
+
+def test_plain_under_another_name_at_a_dominated_rate_is_not_worse() -> None:
+    rows = plain_rows(5, new=(4.0, 2.0, 2.5), old=(1.0, 4.0, 5.0))
+    same = only([*rows, *arm_rows("a", 2.5, 5.0, seeds=5, noise=0.02)])
+    assert same.worse is not None
+    assert same.worse.high < -0.5
+    assert (same.word, same.notes[-1]) == ("no evidence", "as plain at its own rate × 1, which is dominated")
+    # What keeps less than plain at that rate, or learns less, is worse; so is what has no rate of plain's.
+    for new, old, rate in ((2.5, 5.2, 0.003), (2.9, 5.0, 0.003), (2.5, 5.0, 0.03)):
+        assert only([*rows, *arm_rows("a", new, old, seeds=5, noise=0.02, rate=rate)]).word == "worse"
 
 
 def test_what_learns_and_keeps_more_is_better() -> None:
@@ -209,6 +268,16 @@ def test_a_task_that_plain_does_not_lose_is_left_out_of_the_mean() -> None:
     assert any(note.startswith("kept is not in the mean") for note in found.notes)
 
 
+def test_tasks_without_a_mean_are_one_family() -> None:
+    rows = []
+    for task in ("text", "code"):  # plain loses nothing of either
+        rows += [*plain_rows(task=task, old=(0.5, 0.4, 0.3)), *arm_rows("a", 3.0, 0.2, task=task)]
+    found = judge_rows(rows)
+    assert [outcome.name for outcome in found.outcomes] == ["text", "code"]
+    levels = sorted(arms["a"].better.level for arms in found.verdicts.values() if arms["a"].better is not None)
+    assert levels == [pytest.approx(0.0125), pytest.approx(0.025)]
+
+
 def test_without_rows_before_the_mean_begins_where_plain_keeps_most() -> None:
     rows = [*plain_rows(task="text", before=None), *plain_rows(task="code", before=None)]
     rows += [row for task in ("text", "code") for row in arm_rows("a", 3.0, 1.5, task=task)]
@@ -290,7 +359,7 @@ def test_the_sentence(every: Judgement) -> None:
 
 def test_simulated_error_rates_and_power() -> None:
     # `python -m benchmarks.verdict` has the whole of it; here a wrong estimate shows at once.
-    for curve, rate in ((STORIES, 0.1), (STORIES, 1.0), (STEEP, 0.5)):
+    for curve, rate in ((STORIES, 0.1), (STORIES, 1.0), (STEEP, 0.5), (BOWED, 0.06), (RISING, 0.3), (RISING, 1.0)):
         found = share(curve, 5, [(rate, 0.0)], 150)
         assert max(found["better"], found["worse"]) <= 0.04
     assert share(STORIES, 5, [(0.1, 0.06)], 50)["better"] > 0.9

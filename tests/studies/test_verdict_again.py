@@ -188,8 +188,8 @@ def test_a_second_implementation_says_the_same(documents: int, tasks: int) -> No
         assert found["margin"] == pytest.approx(delta)
         for name, wanted in judged(arms, delta if tasks == 1 else 0.01).items():
             told = found["arms"][name]
-            # At the slow end nobody is better: plain might keep more at a rate that was not run.
-            slow = any("slow end" in note for note in told["notes"])
+            # At the slow end, and where rates are far apart, plain might keep more at a rate that was not run.
+            slow = any("slow end" in note or "far apart" in note for note in told["notes"])
             assert told["verdict"] == wanted["verdict"] or (slow and told["verdict"] == "no evidence"), name
             words[told["verdict"]] = words.get(told["verdict"], 0) + 1
             for figure in ("delta", "low", "high", "p", "mde"):

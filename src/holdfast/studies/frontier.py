@@ -18,6 +18,9 @@ import numpy as np
 
 Array = np.ndarray
 
+FINE = 50  # points of a smooth curve from one point of a line to the next
+BENDS = 1.5  # a smooth curve is a guess, and plain may be bowed more than it
+
 
 class PlainPoint(NamedTuple):
     """What was set in a plain run."""
@@ -94,6 +97,22 @@ def lowest(new_SK: Array, old_SK: Array, limits_S: Array) -> tuple[Array, Array]
     return found, np.where(np.isfinite(found), places[seeds, chosen], new_SK.argmin(1))
 
 
+def smooth(line: Line, values_NK: Array) -> list[Array]:
+    """(N, many) values along a line as smooth curves through its points.
+
+    One has no highs and lows of its own; the other, with the slopes of parabolas, finds a low between two points.
+    """
+    from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
+
+    along = line.settings if line.along == "share" else np.log(line.settings)
+    if len(along) < 3:  # a straight line is all that two points tell
+        return [values_NK]
+    slopes = np.gradient(values_NK, along, axis=1, edge_order=2)
+    curves = PchipInterpolator(along, values_NK, axis=1), CubicHermiteSpline(along, values_NK, slopes, axis=1)
+    places = np.arange((len(along) - 1) * FINE + 1) / FINE
+    return [curve(np.interp(places, np.arange(len(along)), along)) for curve in curves]
+
+
 def at_places(old_SKM: Array, places_S: Array) -> Array:
     """(S, M) old losses at a place for each seed, document by document."""
     first = np.minimum(places_S.astype(int), old_SKM.shape[1] - 2)
@@ -166,6 +185,20 @@ class Frontier:
         new, old = self.new.mean(0)[None], self.old.mean(0)[None]
         found = min(lowest(new[:, line.points], old[:, line.points], np.array([limit]))[0][0] for line in self.lines)
         return float(found) if np.isfinite(found) else None
+
+    def bowed(self, limit: float) -> float:
+        """How low the frontier of the means may be at a new loss, because plain is not straight between its points.
+
+        Chords lie above a curve that is bowed, most of all where rates are far apart: plain at a rate between two of
+        them would look like a winner.
+        """
+        new, old = self.new.mean(0), self.old.mean(0)
+        within = max(limit, float(new.min()))
+        straight = self.lowest_mean(within)
+        assert straight is not None, "plain reaches its own lowest new loss"
+        curves = [each for line in self.lines for each in smooth(line, np.stack([new[line.points], old[line.points]]))]
+        curved = min(lowest(each[:1], each[1:], np.array([within]))[0][0] for each in curves)
+        return straight - BENDS * max(straight - float(curved), 0.0)
 
     def slope(self, limit: float) -> float:
         """How fast the frontier of means falls where more new loss is allowed; 0 where it does not."""

@@ -296,9 +296,11 @@ class Study:
 
 def read_study(path: Path) -> Study:
     """Read and check the file of a study."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; expected the YAML file of a study")
     values = read_yaml(path)
     if isinstance(values.get("arms"), str):
-        values["arms"] = read_yaml(path.parent / values["arms"])
+        values["arms"] = _beside(path, "arms", values["arms"])
     try:
         seeds = values.get("seeds")
         if isinstance(seeds, list | dict):  # of the two that it may be, the one that it is says what is wrong
@@ -308,8 +310,10 @@ def read_study(path: Path) -> Study:
         shown = error.path.removeprefix(str(path)).removeprefix("/")
         at = f"{path}: {shown}" if shown else str(path)
         raise ConfigError(at, error.value, error.expected, error.fix) from None
+    except UserError as error:  # a key that nobody knows
+        raise UserError(f"{path}: {str(error).replace(f'{path}/', '')}") from None
     check_name(config.name or path.stem, f"{path}: name")
-    base = read_yaml(path.parent / config.base) if config.base is not None else {}
+    base = _beside(path, "base", config.base) if config.base is not None else {}
     base = overlaid(base, config.config or {})
     job = base.pop(JOB_KEY, None)
     if not isinstance(job, str):
@@ -325,6 +329,15 @@ def read_study(path: Path) -> Study:
             f"{path}: first_stage", config.first_stage, f"the index of a later stage: there are {len(made.stages)}"
         )
     return made
+
+
+def _beside(path: Path, key: str, name: str) -> Json:
+    """The mapping in a file that a study names, relative to its own."""
+    if not (path.parent / name).is_file():
+        raise ConfigError(
+            f"{path}: {key}", name, "a file, relative to the study's", f"there is no {path.parent / name}"
+        )
+    return read_yaml(path.parent / name)
 
 
 def overlaid(base: Json, over: Json) -> Json:

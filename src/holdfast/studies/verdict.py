@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from holdfast.errors import UserError
-from holdfast.studies.frontier import Array, Frontier, Reference, at_places, lines_of
+from holdfast.studies.frontier import Array, Frontier, Line, Reference, at_places, lines_of
 from holdfast.studies.inference import (
     FEWEST_SEEDS,
     LEVEL,
@@ -35,12 +35,13 @@ from holdfast.studies.measured import Arm, Measured, Task, measured
 from holdfast.studies.results import BEFORE, BOUNDS, FEWEST_SELECTION_SEEDS, PLAIN, Row
 
 MARGIN = 0.01  # of what plain learns
-MARGIN_OF_RANGE = 0.04  # of what plain's rates differ in, where what they begin with is not known
+MARGIN_OF_RANGE = 0.025  # of what plain's rates differ in, where what they begin with is not known
 MEAN = "mean of tasks"
 
 BETTER, WORSE, EQUAL, NO_EVIDENCE = "better", "worse", "equal", "no evidence"
 LEARNS_LESS, LEARNS_MORE, TOO_FEW = "learns less", "learns more", "too few seeds"
 SLOW_END = "at the slow end of plain's runs"
+FAR_APART = "plain's rates are far apart there"
 
 
 Readable = TypeVar("Readable", float, Array)
@@ -247,8 +248,8 @@ def judge(
         outcome.name: {name: _Comparison.of(study, outcome, arm, allowed) for name, arm in study.arms.items()}
         for outcome in outcomes
     }
-    # The primary outcome is one family, the old tasks another: one with one task.
-    families = [outcomes] if len(outcomes) == 1 else [outcomes[:1], outcomes[1:]]
+    # The mean is one family, the old tasks another; without a mean there is one.
+    families = [outcomes[:1], outcomes[1:]] if outcomes[0].name == MEAN else [outcomes]
     verdicts: dict[str, dict[str, Verdict]] = {outcome.name: {} for outcome in outcomes}
     for family in families:
         cells = [(outcome, name) for outcome in family for name in study.arms]
@@ -348,9 +349,21 @@ def _frontier(study: Measured, outcome: Outcome, seeds: Array) -> Frontier:
     return Frontier(study.points, tuple(lines_of(study.points)), study.new[seeds], outcome.plain()[seeds])
 
 
+class _Doubt(NamedTuple):
+    """What must be as unlikely as a verdict asks for before it is given, and what is said where it is not."""
+
+    p: float
+    note: str
+
+
 @dataclass(frozen=True)
 class _Comparison:
-    """An arm beside plain's frontier, before its family is known."""
+    """An arm beside plain's frontier, before its family is known.
+
+    Args:
+        better_doubts: what must be sure too before it is called better.
+        worse_doubts: the same of worse.
+    """
 
     less: bool
     slow_end: bool
@@ -362,6 +375,8 @@ class _Comparison:
     at: str
     notes: tuple[str, ...]
     seeds: int
+    better_doubts: tuple[_Doubt, ...] = ()
+    worse_doubts: tuple[_Doubt, ...] = ()
 
     @classmethod
     def of(cls, study: Measured, outcome: Outcome, arm: Arm, margin: float) -> "_Comparison":
@@ -375,6 +390,7 @@ class _Comparison:
             return cls(True, False, False, None, None, None, None, "", (note,), len(arm.new))
         above, level = (frontier.reference(arm.new + shift) for shift in (margin, 0.0))
         below = frontier.reference(arm.new - max(margin, _noise(frontier, arm, level)))
+        found = effect(_blocks(outcome, arm, above))
         slow_end = bool(arm.new.mean() + margin >= new.max())
         notes = []
         if slow_end:
@@ -388,13 +404,15 @@ class _Comparison:
             False,
             slow_end,
             not above.reached,
-            effect(_blocks(outcome, arm, above)),
+            found,
             effect(_blocks(outcome, arm, below)) if below.reached else None,
             effect(_blocks(outcome, arm, level)).mean,
             margin * frontier.slope(float(arm.new.mean()) + margin),
             _told(study, above),
             tuple(notes),
             len(arm.new),
+            _better_doubts(study, outcome, arm, frontier, margin, level) if p_above(found) < LEVEL else (),
+            _worse_doubts(study, outcome, arm, frontier, margin) if below.reached else (),
         )
 
     @property
@@ -403,7 +421,7 @@ class _Comparison:
 
     @property
     def p_worse(self) -> float:
-        return 1.0 if self.worse is None else p_above(self.worse._replace(mean=-self.worse.mean))
+        return 1.0 if self.worse is None else p_above(_turned(self.worse))
 
     def verdict(self, outcome: Outcome, up: tuple[float, float], down: tuple[float, float]) -> Verdict:
         """The verdict at the levels, with the adjusted p-values, that its family leaves it."""
@@ -412,8 +430,11 @@ class _Comparison:
         better = _estimate(self.better, *up)
         worse = None if self.worse is None else _estimate(self.worse, *down)
         seen = self.seeds > 1
+        against = [doubt.note for doubt in self.better_doubts if better.low > 0 and doubt.p >= better.level]
+        if worse is not None and worse.high < 0:
+            against += [doubt.note for doubt in self.worse_doubts if doubt.p >= worse.level]
         return Verdict(
-            self._word(better, worse, outcome.margin),
+            self._word(better, worse, outcome.margin, doubted=bool(against)),
             self.seeds,
             better,
             worse,
@@ -423,16 +444,16 @@ class _Comparison:
             seeds_to_halve(self.better, better.level) if seen else None,
             self.at,
             tuple(map(float, self.better.by_seed)),
-            self.notes,
+            (*self.notes, *against),
         )
 
-    def _word(self, better: Estimate, worse: Estimate | None, equal: float) -> str:
+    def _word(self, better: Estimate, worse: Estimate | None, equal: float, *, doubted: bool) -> str:
         if self.seeds < FEWEST_SEEDS:
             return TOO_FEW
         # At the slow end plain might keep more at a rate that was not run, so nobody is better there.
-        if better.low > 0 and not self.slow_end:
+        if better.low > 0 and not self.slow_end and not doubted:
             return BETTER
-        if worse is not None and worse.high < 0:
+        if worse is not None and worse.high < 0 and not doubted:
             return WORSE
         if self.more:
             return LEARNS_MORE
@@ -440,7 +461,40 @@ class _Comparison:
         return EQUAL if ends and max(map(abs, ends)) <= equal else NO_EVIDENCE
 
 
-def _noise(frontier: Frontier, arm: Arm, level: Reference) -> float:
+def _better_doubts(
+    study: Measured, outcome: Outcome, arm: Arm, frontier: Frontier, margin: float, level: Reference
+) -> tuple[_Doubt, ...]:
+    """That plain is bowed between its rates, or that it only seems to learn less at all of them."""
+    above = frontier.reference(arm.new + margin)
+    found, limit = effect(_blocks(outcome, arm, above)), float(arm.new.mean())
+    straight, bowed = frontier.lowest_mean(limit + margin), frontier.bowed(limit)
+    if straight is None:
+        wide = frontier.reference(arm.new + max(margin, _noise(frontier, arm, level)))
+        note = f"and not surely more than plain that learns as much within the noise ({_told(study, wide)})"
+        return (_Doubt(p_above(effect(_blocks(outcome, arm, wide))), note),)
+    note = f"{FAR_APART} and it may be bowed: measure it at {_told(study, level if level.reached else above)} too"
+    return (_Doubt(p_above(found._replace(mean=found.mean - max(straight - bowed, 0.0))), note),)
+
+
+def _worse_doubts(study: Measured, outcome: Outcome, arm: Arm, frontier: Frontier, margin: float) -> tuple[_Doubt, ...]:
+    """That it learns and keeps as much as plain at its own learning rate: then the rate is worse, not the arm."""
+    ends = sorted(
+        (index for index in range(len(study.points)) if _end(study, index)), key=lambda i: study.points[i].rate
+    )
+    rates = np.array([study.points[index].rate for index in ends])
+    if not rates[0] <= arm.rate <= rates[-1]:
+        return ()
+    place = float(np.interp(math.log(arm.rate), np.log(rates), np.arange(len(rates))))
+    own = Reference(Line("rate", np.array(ends), rates), np.full(len(arm.new), place), place, True)
+    plain = at_places(frontier.new[:, own.line.points, None], own.places)[:, 0]
+    # It may differ in what it learns or in what it keeps: each is tested at half the level.
+    if float((arm.new - plain).mean()) > max(margin, _noise(frontier, arm, own, LEVEL / 2)):
+        return ()
+    note = f"as plain at its own rate {study.multiple(arm.rate)}, which is dominated"
+    return (_Doubt(2 * p_above(_turned(effect(_blocks(outcome, arm, own)))), note),)
+
+
+def _noise(frontier: Frontier, arm: Arm, level: Reference, chance: float = LEVEL) -> float:
     """How far the arm's new loss may be from plain's by chance alone, where both are the same on means.
 
     Where that is more than δ, "worse" asks for plain that learns more by this much: at the fast end, where the curve is
@@ -450,7 +504,11 @@ def _noise(frontier: Frontier, arm: Arm, level: Reference) -> float:
         return 0.0
     plain = at_places(frontier.new[:, level.line.points, None], np.full(len(arm.new), level.mean_place))[:, 0]
     found = effect([Block((arm.new - plain)[:, None], np.ones(1))])
-    return point(found.degrees, LEVEL) * found.error
+    return point(found.degrees, chance) * found.error
+
+
+def _turned(found: Effect) -> Effect:
+    return found._replace(mean=-found.mean)
 
 
 def _blocks(outcome: Outcome, arm: Arm, reference: Reference) -> list[Block]:

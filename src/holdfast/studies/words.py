@@ -7,6 +7,7 @@ from holdfast.studies.inference import FEWEST_SEEDS, LEVEL
 from holdfast.studies.verdict import (
     BETTER,
     EQUAL,
+    FAR_APART,
     LEARNS_LESS,
     LEARNS_MORE,
     NO_EVIDENCE,
@@ -102,7 +103,8 @@ def arm_words(name: str, verdict: Verdict, outcome: Outcome, *, first: bool = Tr
             f"{name} learns more than every plain run and keeps {sized(found)} {side} than plain where it learns most"
         )
     if found.low > 0:  # it is not called better, because plain might keep as much at a rate that was not run
-        return f"{name}: {NO_EVIDENCE} yet, {'; '.join(note for note in verdict.notes if note.startswith(SLOW_END))}"
+        why = [note for note in verdict.notes if note.startswith((SLOW_END, FAR_APART))]
+        return f"{name}: {NO_EVIDENCE} yet, {'; '.join(why)}"
     seen = f"an effect of {figure(verdict.mde, verdict.mde)} would have been seen"
     if not first or verdict.mde is None:
         return f"{name}: no evidence, {seen}"
