@@ -23,7 +23,8 @@ from pathlib import Path
 TASKS = ("addition", "reversal", "sorting", "modular")
 ARMS = {
     "plain": [],
-    **{f"self-{rate:g}": [f"training.replay={{source: self, rate: {rate}, objective: ce}}"] for rate in (0.2, 0.5)},
+    "self": ["training.replay={source: self, rate: 0.2, objective: ce}"],
+    "self-sharp": ["training.replay={source: self, rate: 0.25, temperature: 0.7, objective: ce}"],
 }
 FIELDS = ("arm", "seed", "steps", "task", "accuracy")
 BATCH, BLOCK = 128, 32
