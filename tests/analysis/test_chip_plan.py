@@ -1,5 +1,6 @@
 """A step planned for devices that are not there: nothing is made, and shards are as large as the mesh says."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -36,7 +37,8 @@ def plan(devices: int, *overrides: str) -> dict[str, Any]:
 def test_every_kind_of_stage_is_planned_and_says_where_its_numbers_come_from() -> None:
     planned = plan(4, "topology.fsdp=4", "training.per_device_batch_size=1")
     assert planned["source"] == SHAPES
-    assert planned["attention"] == "plain formula in chunks"  # float32 has no kernel on a GPU
+    why = "float32, rows of 32 tokens, heads of 8 channels"
+    assert planned["attention"] == f"plain formula in chunks (no kernel takes {why})"
     assert planned["mesh"] == {"data": 1, "fsdp": 4, "tensor": 1}
     assert (planned["micro_batches"], planned["rows_per_device"]) == (2, 1)
     plain, anchored = planned["steps"]
@@ -49,11 +51,12 @@ def test_every_kind_of_stage_is_planned_and_says_where_its_numbers_come_from() -
     json.dumps(planned)
 
 
-@pytest.mark.parametrize("override", ["architecture.n_kv_head=4", "architecture.n_kv_head=1"])
-def test_a_traced_step_has_the_operations_that_the_model_counts(override: str) -> None:
-    spec = ModelSpec(2, 32, 4, int(override[-1]), 8, 128, vocab_size=320, block_size=32, activation="silu_gated")
-    tokens = 8 * 32
-    plain, anchored = plan(4, "topology.fsdp=4", override)["steps"]
+@pytest.mark.parametrize("options", [{}, {"n_kv_head": 1}, {"window": 4}, {"window": 4, "window_layers": "wf"}])
+def test_a_traced_step_has_the_operations_that_the_model_counts(options: dict[str, Any]) -> None:
+    spec = ModelSpec(2, 32, 4, 4, 8, 128, vocab_size=320, block_size=32, activation="silu_gated")
+    tokens, spec = 8 * 32, dataclasses.replace(spec, **options)
+    given = [f"architecture.{name}={value}" for name, value in options.items()]
+    plain, anchored = plan(4, "topology.fsdp=4", *given)["steps"]
     # Exactly: causal attention counts the keys that are seen in both, and so in every share of a peak.
     assert plain["flops_per_device"] == spec.flops_per_token() * tokens / 4
     # One more forward pass, of three.

@@ -58,12 +58,28 @@ def endless(q: Any, k: Any, v: Any, ids: Any, rules: Rules) -> jax.Array:
     return chunked_attention(q, k, v + jnp.sqrt(0 * v), ids, rules=rules)
 
 
+def unbounded(q: Any, k: Any, v: Any, ids: Any, rules: Rules) -> jax.Array:
+    """A kernel that forgets the bound of scores."""
+    return chunked_attention(q, k, v, ids, rules=rules._replace(softcap=None))
+
+
+def wider(q: Any, k: Any, v: Any, ids: Any, rules: Rules) -> jax.Array:
+    """A kernel whose window is one token too wide."""
+    window = None if rules.window is None else rules.window + 1
+    return chunked_attention(q, k, v, ids, rules=rules._replace(window=window))
+
+
+def unscaled(q: Any, k: Any, v: Any, ids: Any, rules: Rules) -> jax.Array:
+    """A kernel that knows no factor of scores but the usual one."""
+    return chunked_attention(q, k, v, ids, rules=rules._replace(scale=None))
+
+
 def only(name: str) -> Iterator[selftest.Check]:
     """One kernel's check, as `checks` makes it."""
     yield selftest._checked(f"kernel {name}", lambda: selftest.kernel(name))
 
 
-@pytest.mark.parametrize("broken", [scaled, mixing, doubling, early, crossed, endless])
+@pytest.mark.parametrize("broken", [scaled, mixing, doubling, early, crossed, endless, unbounded, wider, unscaled])
 def test_a_kernel_that_is_broken_on_purpose_is_found(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KERNELS, "splash", broken)
     monkeypatch.setattr(selftest, "checks", lambda: only("splash"))
@@ -92,6 +108,26 @@ def test_a_kernel_that_is_right_passes_and_one_that_breaks_off_is_a_line(monkeyp
     assert (check.passed, check.found) == (False, "ValueError: no such unit")
 
 
+ON_THE_FIRST_ALONE = """
+import jax
+from holdfast.analysis import selftest
+from holdfast.models.attention import chunked_attention
+from holdfast.models.kernels import KERNELS
+KERNELS["splash"] = lambda q, k, v, ids, rules: chunked_attention(
+    q * (1 + 0.1 * jax.lax.axis_index("AXIS")), k, v, ids, rules=rules)
+print(selftest.kernel("splash"))
+"""
+
+
+@pytest.mark.parametrize("axis", ["data", "tensor"])
+def test_a_kernel_is_checked_with_the_rows_and_heads_of_every_device(axis: str) -> None:
+    env = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", ON_THE_FIRST_ALONE.replace("AXIS", axis)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
+    assert "WrongError" in done.stderr, done.stdout + done.stderr[-2000:]
+    assert "off the plain formula" in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 4, 8])
 def test_all_checks_pass_on_virtual_devices(devices: int, tmp_path: Path) -> None:
@@ -112,6 +148,8 @@ def test_all_checks_pass_on_virtual_devices(devices: int, tmp_path: Path) -> Non
         "mesh against one device": among_several,
         "throughput": True,
     }
+    if devices > 1:
+        assert f"step by step on {devices} devices" in said["checks"][0]["found"]
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
 

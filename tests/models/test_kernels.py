@@ -17,7 +17,14 @@ from holdfast.analysis.chip_plan import describe
 from holdfast.execution import ExecutionSpec
 from holdfast.execution.chips import CHIPS
 from holdfast.models import kernels
-from holdfast.models.attention import COUNTING, attention_taken, causal_attention, chunked_attention, fused_attention
+from holdfast.models.attention import (
+    COUNTING,
+    attention_taken,
+    causal_attention,
+    chunked_attention,
+    fused_attention,
+    kept_scores,
+)
 from holdfast.models.config import ModelSpec
 from holdfast.models.kernels import KERNELS, Case, Rules, choose, emulating, lowering_for
 from holdfast.training.compile import abstract_arguments, trace_train
@@ -157,6 +164,55 @@ def test_a_choice_is_told_in_words() -> None:
         == "cuDNN kernel where JAX finds cuDNN, else Triton kernel"
     )
     assert attention_taken(spec, "cpu", packed=True) == "plain formula in chunks"
+
+
+@pytest.mark.parametrize(
+    ("platform", "packed", "options", "why"),
+    [
+        ("gpu", True, {"dtype": "float32"}, "float32"),
+        ("gpu", True, {"window": 128}, "packed rows with windows"),
+        ("gpu", False, {"attention_softcap": 30.0}, "bounded scores"),
+        ("gpu", True, {"head_dim": 256, "attention_softcap": 30.0}, "heads of 256 channels, bounded scores"),
+        ("gpu", True, {"block_size": 63}, "rows of 63 tokens"),
+        ("tpu", True, {"dtype": "float16"}, "float16"),
+        ("tpu", True, {"block_size": 127, "window": 16}, "rows of 127 tokens"),
+    ],
+)
+def test_a_plain_formula_on_an_accelerator_says_why(
+    platform: str, packed: bool, options: dict[str, Any], why: str
+) -> None:
+    sizes = {"head_dim": 64, "vocab_size": 320, "block_size": 2048, "dtype": "bfloat16", **options}
+    spec = ModelSpec(2, 128, 2, 2, n_ff=128, activation="silu_gated", **sizes)
+    said = attention_taken(spec, platform, packed=packed, described=True)
+    assert said == f"plain formula in chunks (no kernel takes {why})"
+
+
+def test_windows_without_packing_have_a_kernel_where_there_is_cudnn() -> None:
+    spec = ModelSpec(
+        2, 128, 2, 2, 64, 128, vocab_size=320, block_size=2048, activation="silu_gated", dtype="bfloat16", window=128
+    )
+    assert attention_taken(spec, "gpu", packed=False, described=True) == (
+        "cuDNN kernel where JAX finds cuDNN, else plain formula in chunks (no kernel takes windows)"
+    )
+
+
+@pytest.mark.parametrize(("dtype", "options"), [("float32", {}), ("bfloat16", {"attention_softcap": 5.0})])
+def test_what_scores_take_without_a_kernel_is_what_the_backward_pass_keeps(dtype: str, options: dict[str, Any]) -> None:
+    spec = ModelSpec(3, 64, 4, 2, 16, 128, vocab_size=320, block_size=200, activation="silu_gated", **options)
+    spec = dataclasses.replace(spec, dtype=dtype)
+    shapes = [jax.ShapeDtypeStruct((2, 200, heads, 16), dtype) for heads in (4, 2, 2)]
+    rules = Rules(softcap=spec.attention_softcap)
+    backward = jax.eval_shape(lambda *qkv: jax.vjp(lambda *a: chunked_attention(*a, rules=rules), *qkv)[1], *shapes)
+    leaves = [leaf for leaf in jax.tree.leaves(backward) if leaf.ndim >= 4 and leaf.shape[-1] > 16]
+    kept = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    chunk = 2 * 4 * 3 * 4 * 64 * 200
+    assert kept_scores(spec, "gpu", 2) == 3 * kept + chunk
+    assert kept_scores(dataclasses.replace(spec, remat="dots"), "gpu", 2) == kept + chunk
+    assert kept_scores(spec, "tpu", 2) == 0  # splash takes it
+    usual = dataclasses.replace(spec, dtype="bfloat16", attention_softcap=None)
+    assert kept_scores(usual, "gpu", 2) == 0
+    seen = dataclasses.replace(usual, window=64)
+    assert 0 < kept_scores(seen, "gpu", 2) < kept_scores(dataclasses.replace(seen, window_layers="wwf"), "gpu", 2)
 
 
 def test_a_trace_for_a_cpu_has_no_kernel_and_one_that_is_counted_none_either() -> None:

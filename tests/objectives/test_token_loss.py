@@ -159,6 +159,12 @@ def test_bfloat16_states_have_float32_losses(case):
     np.testing.assert_allclose(value, plain(case, case["hidden"], case["matrix"]), rtol=2e-2)
 
 
+def test_a_matrix_in_bfloat16_has_a_gradient_in_bfloat16(case):
+    matrix = case["matrix"].astype(jnp.bfloat16)
+    of_states, of_matrix = jax.grad(lambda h, m: loss(case, h, m)[0], argnums=(0, 1))(case["hidden"], matrix)
+    assert (of_states.dtype, of_matrix.dtype) == (jnp.float32, jnp.bfloat16)
+
+
 def test_logits_of_the_batch_are_never_held():
     tokens, width, vocabulary = 1024, 8, 1000
     hidden, matrix = jnp.ones((1, tokens, width)), jnp.ones((width, vocabulary))

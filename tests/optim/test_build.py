@@ -270,3 +270,25 @@ def test_a_second_moment_in_bfloat16_lies_as_its_parameter_does():
 def test_a_second_moment_that_bfloat16_cannot_follow_is_refused():
     with pytest.raises(ConfigError, match=r"second_moment_dtype.*beta2"):
         AdamWConfig(beta2=0.999, second_moment_dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("beta2", "held"), [(0.95, jnp.bfloat16), (0.999, jnp.float32)])
+def test_parameters_in_bfloat16_have_a_second_moment_that_can_follow(beta2, held):
+    params = {"w": jnp.ones((4, 4), jnp.bfloat16)}
+    optimizer = build_optimizer("adamw", OptimConfig(), AdamWConfig(beta2=beta2))
+    state = optimizer.init(params)
+    for _ in range(2):
+        _, state = optimizer.update({"w": jnp.full((4, 4), 0.125, jnp.bfloat16)}, state, params, jnp.float32(0.1))
+        nu = optax.tree.get(state, "nu")["w"]
+        assert nu.dtype == held
+    np.testing.assert_allclose(nu.astype(jnp.float32), 0.125**2 * (1 - beta2**2), rtol=1e-2)
+
+
+def test_a_second_moment_in_float32_is_adam_itself_whatever_its_rate():
+    plain, params = optax.adam(1.0, 0.9, 0.999, 1e-8), parameters()
+    ours = registry.optimizers.get("adamw")(AdamWConfig(beta2=0.999))
+    states = [each.init(params) for each in (plain, ours)]
+    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+    gradients = jax.tree.map(lambda leaf: 0.1 * leaf + 0.01, params)
+    found = [jax.jit(each.update)(gradients, state) for each, state in zip((plain, ours), states, strict=True)]
+    jax.tree.map(np.testing.assert_array_equal, *found)

@@ -20,6 +20,8 @@ from training.killing import losses
 HOST, HALF = "optimization.kl.reference_memory=host", "optimization.kl.reference_dtype=bfloat16"
 MOMENTS = ("optimization.adamw.moment_dtype=bfloat16", "optimization.adamw.second_moment_dtype=bfloat16")
 QUIET = ("training.evaluate=false", "training.validation=false", "logging.checkpoint_interval=1")
+# Two steps in each stage.
+SHORT = tuple(f"stages.{stage}.tokens={8 * 32 * 2}" for stage in (0, 1))
 ALL = (HOST, HALF, *MOMENTS, "architecture.remat=save_attention")
 
 
@@ -108,6 +110,22 @@ def test_a_reference_in_bfloat16_is_the_rounded_snapshot(tmp_path: Path) -> None
 def test_the_reference_of_a_checkpoint_is_read_as_the_parameters_are(saving: Any) -> None:
     info = list_checkpoints(saving.spec.run_dir / "checkpoints")[-1]
     assert held(saving.restorer.weights(info, "reference")) == {("device", "float32")}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("architecture.tie_embeddings=false", "training.per_device_batch_size=4"), ("architecture.family=moe",)],
+)
+def test_parameters_in_bfloat16_train_and_resume_exactly(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("architecture.param_dtype=bfloat16", *SHORT, *options)
+    whole = finished(tmp_path / "whole", *given)
+    assert {kind for _, kind in held(whole.state.params) | held(whole.state.reference)} == {"bfloat16"}
+    found = losses(whole.spec.run_dir)
+    assert found[max(found)] < found[1]
+    crashed(tmp_path / "again", monkeypatch, 2, *given)
+    tiny.same_state(finished(tmp_path / "again", *given), whole)
 
 
 def test_a_backend_without_memory_on_the_host_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

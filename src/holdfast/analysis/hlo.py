@@ -24,26 +24,27 @@ _CALLED = re.compile(r"(?:calls|to_apply|body|condition|branch_computations)=\{?
 _LIMIT = _CONSTANT = re.compile(r"[su]32\[\][^=]* constant\((\d+)\)")
 
 
-def matmul_flops(jaxpr: Any, length: int) -> int:
+def matmul_flops(jaxpr: Any, length: int, seen: float | None = None) -> int:
     """Operations of all matrix products of a traced function, on all devices together; loops count in full.
 
-    Causal attention counts the keys that its queries see, (length + 1) / 2 of `length`, as
-    `ModelSpec.flops_per_token` does: a share of the peak that masked scores helped to reach would flatter.
+    Causal attention counts the keys that its queries see of `length`, as `ModelSpec.flops_per_token` does: a share of
+    the peak that masked scores helped to reach would flatter.
 
     Args:
         jaxpr: as `jax.make_jaxpr` gives it.
         length: tokens of a row.
+        seen: keys that a query sees, in the mean over queries and layers; (length + 1) / 2 unless given.
     """
-    total = 0
+    total, keys = 0, (length + 1) / 2 if seen is None else seen
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
             depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
             total += 2 * depth * math.prod(equation.outvars[0].aval.shape)
             continue
-        inner = [matmul_flops(part, length) for value in equation.params.values() for part in _programs(value)]
+        inner = [matmul_flops(part, length, seen) for value in equation.params.values() for part in _programs(value)]
         if equation.params.get("name") == MASKED_PRODUCT:
-            total += sum(inner) * (length + 1) // (2 * length)
+            total += round(sum(inner) * keys / length)
         elif equation.primitive.name == "cond":
             total += max(inner)
         elif equation.primitive.name == "shard_map":

@@ -25,6 +25,7 @@ from holdfast.analysis.rehearsal import Rehearsal
 from holdfast.config import merge
 from holdfast.execution import Topology, processes
 from holdfast.execution.chips import chip_of
+from holdfast.execution.topology import AXES
 from holdfast.models import kernels
 from holdfast.models.attention import chunked_attention
 from holdfast.training import restore
@@ -36,6 +37,13 @@ JOB = "continual/train/abcd_kl"
 STEPS = 4  # of the short run
 MEASURED = 6
 EMULATED = {"splash": "tpu", "triton": "gpu"}  # on a CPU kernels run step by step
+# Rules that kernels are checked with: no others, and those beside them that a kernel knows.
+KERNEL_RULES = {
+    "splash": (kernels.PLAIN, kernels.Rules(0.2, 4.0, 70)),
+    "triton": (kernels.PLAIN, kernels.Rules(0.2)),
+    "cudnn": (kernels.PLAIN, kernels.Rules(0.2, window=70)),
+}
+KERNEL_LENGTHS = (640, 2000, 4096)  # small blocks, large ones, and splash's other backward pass
 
 
 @dataclass(frozen=True)
@@ -121,31 +129,45 @@ def kernel_names() -> list[str]:
 
 
 def kernel(name: str) -> str:
-    """Values and gradients of a kernel against the plain formula; no token is seen from where it must not be."""
+    """Values and gradients of a kernel against the plain formula; no token is seen from where it must not be.
+
+    On all devices of this process: each has its own rows and heads.
+    """
     emulated = jax.default_backend() == "cpu"
-    length, heads, groups, size, dtype = (200, 4, 2, 16, "float32") if emulated else (640, 8, 2, 64, "bfloat16")
-    random = np.random.default_rng(0)
+    lengths, dtype = ((200,), "float32") if emulated else (KERNEL_LENGTHS, "bfloat16")
+    mesh = _mesh(jax.local_devices())
+    off = [_kernel_on(mesh, name, length, rules) for length in lengths for rules in KERNEL_RULES[name]]
+    how = "step by step" if emulated else "compiled"
+    devices = f" on {mesh.size} devices" if mesh.size > 1 else ""
+    return f"within {max(off):.1e} of the plain formula ({dtype}, {how}{devices}); packed examples are apart"
+
+
+def _kernel_on(mesh: Mesh, name: str, length: int, rules: kernels.Rules) -> float:
+    """How far a kernel is off the plain formula with some rules, as a share of the largest number."""
+    emulated = jax.default_backend() == "cpu"
+    heads, groups, size, dtype = (4, 2, 16, "float32") if emulated else (8, 2, 64, "bfloat16")
+    random, rows = np.random.default_rng(0), max(2, mesh.shape["data"] * mesh.shape["fsdp"])
     arrays = tuple(
-        jnp.asarray(random.normal(size=(2, length, count, size)), dtype) for count in (heads, groups, groups, heads)
+        jnp.asarray(random.normal(size=(rows, length, count, size)), dtype) for count in (heads, groups, groups, heads)
     )
-    thirds = np.stack([np.arange(length) * 3 // length, np.zeros(length)]).astype(np.int32)
-    ids = None if name == "cudnn" else jnp.asarray(thirds)
-    segments: NDArray[Any] = np.zeros_like(thirds) if ids is None else thirds
+    # In turns a row of three examples and one of a single text.
+    segments: NDArray[Any] = np.zeros((rows, length), np.int32)
+    if name != "cudnn":
+        segments[::2] = np.arange(length) * 3 // length
+    ids = None if name == "cudnn" else jnp.asarray(segments)
 
     def results(attention: Callable[..., jax.Array], given: tuple[jax.Array, ...]) -> Tree:
         out, pull = jax.vjp(attention, *given[:3])
         return (out, *pull(given[3].astype(out.dtype)))
 
     def fused(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return kernels.KERNELS[name](q, k, v, ids, kernels.PLAIN)
+        return kernels.on_mesh(name, q, k, v, ids, rules)
 
     def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return chunked_attention(q, k, v, ids)
+        return chunked_attention(q, k, v, ids, rules=rules)
 
-    if emulated:
-        with kernels.emulating(EMULATED[name]):
-            taken = jax.jit(lambda given: results(fused, given)).lower(arrays).compile()
-    else:
+    step_by_step = kernels.emulating(EMULATED[name]) if emulated else contextlib.nullcontext()
+    with jax.set_mesh(mesh), step_by_step:
         taken = jax.jit(lambda given: results(fused, given)).lower(arrays).compile()
     got = taken(arrays)
     with jax.default_matmul_precision("highest"):
@@ -158,16 +180,32 @@ def kernel(name: str) -> str:
         apart.append(float(far / np.abs(right).max()))
     worst = float(np.max(apart))  # NaN where one of them is, which Python's own `max` may pass over
     if not worst <= limit:
-        raise WrongError(f"{worst:.1e} off the plain formula; at most {limit:.0e} is rounding")
+        raise WrongError(f"{worst:.1e} off the plain formula{_with(rules)}; at most {limit:.0e} is rounding")
     q, k, v, gradient = arrays
-    at = length // 2
+    at, time = length // 2, np.arange(length)
     changed = taken((q, k.at[:, at].add(1), v.at[:, at].add(10), gradient))[0]
     moved = np.asarray((changed != got[0]).any(axis=(2, 3)))
-    sees = (np.arange(length) >= at) & (segments == segments[:, at : at + 1])
+    sees = (time >= at) & (time - at < (rules.window or length)) & (segments == segments[:, at : at + 1])
     if (moved & ~sees).any():
-        raise WrongError("a token is seen from the past or from another packed example")
-    how = "step by step" if emulated else "compiled"
-    return f"within {worst:.1e} of the plain formula ({dtype}, {how}); packed examples are apart"
+        raise WrongError(f"a token is seen from the past or from another packed example{_with(rules)}")
+    return worst
+
+
+def _with(rules: kernels.Rules) -> str:
+    found = {name: value for name, value in rules._asdict().items() if value is not None}
+    return " with " + ", ".join(f"{name} {value}" for name, value in found.items()) if found else ""
+
+
+def _mesh(devices: list[jax.Device]) -> Mesh:
+    """The devices on all axes that they allow."""
+    tensor, fsdp = _axes(len(devices))
+    shape = (len(devices) // (tensor * fsdp), fsdp, tensor)
+    return Mesh(np.array(devices).reshape(shape), AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
+
+
+def _axes(num_devices: int) -> tuple[int, int]:
+    """Sizes of the axes `tensor` and `fsdp` among so many devices."""
+    return 2 if num_devices % 4 == 0 else 1, 2 if num_devices % 2 == 0 else 1
 
 
 # Collectives
@@ -226,7 +264,7 @@ def short_config(num_devices: int, *, accelerator: bool) -> tuple[Json, list[str
             **sizes,
         },
     }
-    tensor, fsdp = 2 if num_devices % 4 == 0 else 1, 2 if num_devices % 2 == 0 else 1
+    tensor, fsdp = _axes(num_devices)
     return values, [f"topology.tensor={tensor}", f"topology.fsdp={fsdp}"]
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from holdfast.models import axes, kernels
-from holdfast.models.config import ROTATED, UNROTATED, WINDOWED, ModelSpec
+from holdfast.models.config import KEEP_ALL, ROTATED, UNROTATED, WINDOWED, ModelSpec
 from holdfast.models.kernels import PLAIN, Rules, named
 from holdfast.models.layers import INIT_STD, Angles, capped, dense, logical, norm, rotate
 
@@ -68,16 +68,37 @@ def attention_taken(spec: ModelSpec, platform: str, *, packed: bool, described: 
     Args:
         described: for devices that are not here, of which nobody knows whether JAX finds cuDNN beside them.
     """
+    case = _case(spec, platform, packed=packed)
+    with_cudnn = case._replace(cudnn=platform == "gpu")
+    if not described or kernels.choose(with_cudnn) == kernels.choose(case):
+        return kernels.described(case)
+    return f"{kernels.described(with_cudnn)} where JAX finds cuDNN, else {kernels.described(case)}"
+
+
+def kept_scores(spec: ModelSpec, platform: str, rows: int) -> int:
+    """Bytes that scores take in a step with that many rows; none where a kernel surely runs.
+
+    Of the weights of softmax that the plain formula keeps for its backward pass, of all layers or of the one that is
+    computed again, and of the scores of one chunk.
+    """
+    # As if rows were packed: the kernel that knows no segments may be missing there.
+    if kernels.choose(_case(spec, platform, packed=True)) != kernels.PLAIN_NAME:
+        return 0
+    window = spec.window if len(set(spec.windows)) == 1 else None
+    chunk = chunk_length(spec.block_size)
+    kept = sum((end - start) * (end - first) for first, start, end in _spans(spec.block_size, chunk, window))
+    layers = spec.n_layers if spec.remat_policy == KEEP_ALL else 1
+    width = (4 if spec.dtype == "float32" else 2) * (1 if spec.attention_softcap is None else 2)
+    return rows * spec.n_head * (layers * kept * width + 3 * 4 * chunk * spec.block_size)
+
+
+def _case(spec: ModelSpec, platform: str, *, packed: bool) -> kernels.Case:
+    """The attention of a model, as the table of kernels is asked about it."""
     rules = Rules(spec.attention_scale, spec.attention_softcap)
     shortest = min((window for window in spec.windows if window is not None), default=None)
-    case = kernels.case_of(
+    return kernels.case_of(
         platform, spec.dtype, spec.block_size, spec.head_dim, packed=packed, rules=rules, shortest=shortest
     )
-    taken = kernels.described(case)
-    if not described:
-        return taken
-    with_cudnn = kernels.described(case._replace(cudnn=platform == "gpu"))
-    return taken if with_cudnn == taken else f"{with_cudnn} where JAX finds cuDNN, else {taken}"
 
 
 def fused_attention(

@@ -5,6 +5,7 @@ and fills it in; the `ModelSpec` it returns has every number and is all that a `
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
@@ -328,6 +329,17 @@ class ModelSpec:
         dense = 2.0 * (self.n_layers * layer + self.n_embd * self.vocab_size)
         attention = sum(4.0 * self.n_head * self.head_dim * visible_keys(length, window) for window in self.windows)
         return (dense + attention) * (3 if backward else 1)
+
+    def seen_keys(self) -> float:
+        """How many keys a token of a whole row sees, in the mean over its positions and the layers that attend.
+
+        >>> ModelSpec(2, 2, 1, 1, 2, 8, vocab_size=10, block_size=4, window=2, window_layers="wf").seen_keys()
+        2.125
+        """
+        return self._seen_in(self.windows)
+
+    def _seen_in(self, windows: Sequence[int | None]) -> float:
+        return sum(visible_keys(self.block_size, window) for window in windows) / len(windows)
 
     def _attention_matmul(self) -> int:
         return self.n_embd * self.head_dim * (2 * self.n_head + 2 * self.n_kv_head)

@@ -598,6 +598,8 @@ class DecoderFamily(TransformerFamily[ModelSpec]):
 
     def working_memory(self, model: Model, rows: int, tensor: int) -> dict[str, int]:
         """From the specification, for the layout that `models/axes.py` declares."""
+        from holdfast.models.attention import kept_scores
+
         spec: ModelSpec = model.options
         width, tokens = 4 if spec.dtype == "float32" else 2, rows * spec.block_size
         inner = (6 * spec.n_embd + (3 if spec.gated else 2) * spec.n_ff + 2 * spec.n_head * spec.head_dim) // tensor
@@ -605,11 +607,10 @@ class DecoderFamily(TransformerFamily[ModelSpec]):
         kept = spec.n_layers * layer
         if spec.remat_policy != KEEP_ALL:
             kept = spec.n_layers * (spec.n_embd + saved_numbers(spec) // tensor) * tokens * width + layer
-        heads, unembedding = spec.n_head // tensor, spec.n_embd * spec.vocab_size // tensor
+        unembedding = spec.n_embd * spec.vocab_size // tensor
         return {
             "activations": kept,
-            # Of one layer, where no fused kernel makes them needless: its scores, their softmax and its gradient.
-            "scores": 0 if spec.dtype == "bfloat16" else 3 * 4 * rows * heads * spec.block_size * spec.block_size,
+            "scores": kept_scores(spec, "gpu", rows) // tensor,  # a TPU's compiler is asked instead
             # Two layers, the one that is used and the one that comes; the unembedding, and its gradient in float32.
             "gathered": 2 * spec.layer_parameters() // tensor * width + unembedding * (width + 4),
         }

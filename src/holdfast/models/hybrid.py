@@ -71,6 +71,11 @@ class HybridSpec(ModelSpec):
         """Of each layer whether it attends."""
         return tuple(letter == ATTENTION for letter in self.letters(self.layers))
 
+    def seen_keys(self) -> float:
+        """As for a decoder, in the layers that attend; 0 where none does."""
+        windows = [window for attends, window in zip(self.attends, self.windows, strict=True) if attends]
+        return self._seen_in(windows) if windows else 0.0
+
     def num_parameters(self) -> int:
         """How many numbers the model has; a tied embedding counts once."""
         heads, width = self.n_head * (2 * self.n_state + 2 * self.head_dim), self.n_head * self.head_dim

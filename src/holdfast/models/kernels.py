@@ -140,13 +140,36 @@ def choose(case: Case) -> str:
 
 
 def described(case: Case) -> str:
-    """The choice of a case in words, for the first line of a run and for a plan."""
+    """The choice of a case in words, for the first line of a run and for a plan; why there is no kernel, if none is."""
     name = choose(case)
     if name == "splash":
         return f"splash kernel in blocks of {splash_block(case.length)[0]}"
     if name == "triton":
         return "Triton kernel with segments" if case.packed else "Triton kernel"
-    return "cuDNN kernel" if name == "cudnn" else "plain formula in chunks"
+    if name == "cudnn":
+        return "cuDNN kernel"
+    why = f" (no kernel takes {', '.join(untaken(case))})" if case.platform != "cpu" else ""
+    return f"plain formula in chunks{why}"
+
+
+def untaken(case: Case) -> list[str]:
+    """What keeps every kernel from a case, in words: each alone would.
+
+    >>> untaken(Case("tpu", "bfloat16", 100, 64, packed=True)), untaken(Case("gpu", "float32", 512, 256, packed=True))
+    (['rows of 100 tokens'], ['float32', 'heads of 256 channels'])
+    """
+    usual = case._replace(dtype="bfloat16", length=1024, head_dim=64, bounded=False, windowed=False)
+    words = {
+        "dtype": case.dtype,
+        "length": f"rows of {case.length} tokens",
+        "head_dim": f"heads of {case.head_dim} channels",
+        "bounded": "bounded scores",
+        "windowed": "packed rows with windows" if case.packed else "windows",
+    }
+    if choose(usual) == PLAIN_NAME:
+        return [f"the platform {case.platform}"]
+    alone = {name: choose(usual._replace(**{name: getattr(case, name)})) for name in words}
+    return [words[name] for name, chosen in alone.items() if chosen == PLAIN_NAME]
 
 
 def case_of(

@@ -263,8 +263,9 @@ def _loss_backward(
     _options: _Options, saved: tuple[jax.Array, jax.Array], cotangent: tuple[jax.Array, Aux]
 ) -> tuple[jax.Array, jax.Array, None, None]:
     hidden_gradient, matrix_gradient = saved
-    factor = cotangent[0]
-    return hidden_gradient * factor.astype(hidden_gradient.dtype), matrix_gradient * factor, None, None
+    # Each in its own type: the factor is in float32, and would widen a gradient in bfloat16.
+    hidden, matrix = (gradient * cotangent[0].astype(gradient.dtype) for gradient in (hidden_gradient, matrix_gradient))
+    return hidden, matrix, None, None
 
 
 _loss.defvjp(_loss_forward, _loss_backward)

@@ -88,7 +88,7 @@ class AdamWConfig:
         "optimization/adamw/second_moment_dtype",
         default=None,
         choices=("float32", "bfloat16"),
-        help="dtype in which the second moment is held between steps; null: the parameters' own",
+        help="dtype in which the second moment is held between steps; null: the parameters' own if it can follow beta2",
     )
 
     def __post_init__(self) -> None:
@@ -107,10 +107,12 @@ def adamw(config: AdamWConfig) -> "optax.GradientTransformation":
     """The descent direction of Adam."""
     import optax
 
-    if config.second_moment_dtype is None:
+    # Parameters in bfloat16 would take theirs there too, where it might never move.
+    dtype = config.second_moment_dtype or ("float32" if config.beta2 > MOST_BETA2 else None)
+    if dtype is None:
         return optax.adam(1.0, config.beta1, config.beta2, config.epsilon, mu_dtype=config.moment_dtype)
     scale = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon, mu_dtype=config.moment_dtype)
-    return optax.chain(with_second_moment(scale, config.second_moment_dtype), optax.scale_by_learning_rate(1.0))
+    return optax.chain(with_second_moment(scale, dtype), optax.scale_by_learning_rate(1.0))
 
 
 def with_second_moment(scale: "optax.GradientTransformation", dtype: str) -> "optax.GradientTransformation":
