@@ -185,6 +185,22 @@ def test_a_step_of_a_billion_parameters_is_compiled_for_eight_tpus() -> None:
 
 @pytest.mark.slow
 @pytest.mark.extra
+def test_less_than_a_host_of_tpus_is_described_too() -> None:
+    pytest.importorskip("libtpu", reason="the extra tpu is not installed")
+    shapes = [("tpu-v5e", (1, 1)), ("tpu-v5e", (1, 2)), ("tpu-v5e", (2, 4)), ("tpu-v5p", (1, 1, 1))]
+    program = (
+        "from holdfast.analysis.chip_plan import describe\n"
+        "from holdfast.execution import TopologyConfig\n"
+        "from holdfast.execution.chips import CHIPS\n"
+        f"print([describe(CHIPS[chip], sizes, TopologyConfig()).mesh.size for chip, sizes in {shapes}])\n"
+    )
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[1, 2, 8, 1]", done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.extra
 def test_a_reference_on_the_host_is_not_among_what_a_tpu_holds(tmp_path: Path) -> None:
     pytest.importorskip("libtpu", reason="the extra tpu is not installed")
     config = tmp_path / "config.yaml"

@@ -45,6 +45,7 @@ LIBTPU = {
     "TPU_LOG_DIR": "disabled",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # one process at a time owns a TPU, but any number may compile for one
 }
+HOST = (2, 2, 1)  # chips of a host, as libtpu has them by default; a smaller slice is less than a host
 
 
 def chip_plan(run: ResolvedRun, chip: Chip, sizes: tuple[int, ...]) -> Json:
@@ -85,8 +86,11 @@ def describe(chip: Chip, sizes: tuple[int, ...], config: TopologyConfig) -> Topo
     for name, value in LIBTPU.items():
         os.environ.setdefault(name, value)
     torus = "x".join(map(str, sizes))
+    hosts = tuple(math.gcd(size, most) for size, most in zip((*sizes, 1), HOST, strict=False))
     try:
-        described = topologies.get_topology_desc(platform="tpu", topology_name=f"{chip.topology}:{torus}")
+        described = topologies.get_topology_desc(
+            platform="tpu", topology_name=f"{chip.topology}:{torus}", chips_per_host_bounds=hosts
+        )
     except jax.errors.JaxRuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--devices {torus}: {chip.name} does not come in this shape: {reason}") from error
