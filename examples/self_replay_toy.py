@@ -21,11 +21,7 @@ import sys
 from pathlib import Path
 
 TASKS = ("addition", "reversal", "sorting", "modular")
-ARMS = {
-    "plain": [],
-    "self": ["training.replay={source: self, rate: 0.2, objective: ce}"],
-    "self-sharp": ["training.replay={source: self, rate: 0.25, temperature: 0.7, objective: ce}"],
-}
+ARMS = {"plain": [], "self": ["training.replay={source: self, rate: 0.2, objective: ce}"]}
 FIELDS = ("arm", "seed", "steps", "task", "accuracy")
 BATCH, BLOCK = 128, 32
 TRAIN, HELD_OUT = 20_000, 100
@@ -73,8 +69,8 @@ def config(data: Path, steps: int) -> dict[str, object]:
         "data": {"sources": sources, "max_leak": 1.0},  # questions look alike; none is on both sides
         "stages": [{**stage, "name": task, "data": [{"name": task, "style": "PMD"}]} for task in TASKS],
         "training": {"batch_size": BATCH, "per_device_batch_size": BATCH, "validation_steps": 64, "validation": False},
-        "optimization": {"lr": 0.003, "schedule": "constant"},
-        "architecture": {"n_layers": 3, "n_embd": 64, "n_head": 4, "block_size": BLOCK},
+        "optimization": {"lr": 0.003, "schedule": "cosine_rewarm", "warmup_pct": 0.05},
+        "architecture": {"n_layers": 3, "n_embd": 128, "n_head": 4, "block_size": BLOCK},
         "eval": {"evaluations": list(TASKS), "limit": 200, "batch_size": 128},
         "logging": {"report_interval": 50, "checkpoint_interval": 250, "validation_interval": 100_000},
     }
