@@ -164,7 +164,7 @@ def judged(rows: Sequence[Row], study: Sequence[Row], times: int) -> list[str]:
         mine = [row for row in rows if row.arm in (PLAIN, BEFORE, first)]
         print(compare_pair(mine, first, plain).words())
         counts = Counter(resampled(mine, first, plain, times=times))
-        line(f"  {times} swaps: {told(counts)}", counts["no evidence"] >= LEAST * times)
+        line(f"  {times} swaps: {told(counts)}", counts["no evidence"] + counts["equal"] >= LEAST * times)
     halves: Counter[str] = Counter()
     named = dict.fromkeys(row.arm for row in study)
     tried = [plain, *(arm for arm in named if arm not in (PLAIN, BEFORE, *BOUNDS))]

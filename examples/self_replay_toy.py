@@ -4,7 +4,7 @@
     python examples/self_replay_toy.py --table            # the table alone
 
 After the toy of arXiv:2605.26097: addition, reversal, sorting, addition modulo 10; 500 steps of 128 rows a task, with
-the cross-entropy alone, on numbers below 50 and words of 3 different letters, so that a tiny model learns each in that
+the cross-entropy alone, on numbers below 30 and words of 3 different letters, so that a tiny model learns each in that
 time. A line names its task by its first letter. Texts are rows of a stream (PMD), so that the model learns how one
 begins. The paper samples afresh during training; here each stage samples a fixed set when it is entered.
 
@@ -31,7 +31,7 @@ LETTERS = "abcdefghij"
 def example(task: str, draw: random.Random) -> tuple[str, str]:
     """A question and its answer."""
     if task in ("addition", "modular"):
-        first, second = draw.randrange(50), draw.randrange(50)
+        first, second = draw.randrange(30), draw.randrange(30)
         value = f"{first + second:02}" if task == "addition" else f"{(first + second) % 10}"
         return f"{task[0]}{first:02}+{second:02}=", value
     word = "".join(draw.sample(LETTERS, k=3))
@@ -69,8 +69,8 @@ def config(data: Path, steps: int) -> dict[str, object]:
         "data": {"sources": sources, "max_leak": 1.0},  # questions look alike; none is on both sides
         "stages": [{**stage, "name": task, "data": [{"name": task, "style": "PMD"}]} for task in TASKS],
         "training": {"batch_size": BATCH, "per_device_batch_size": BATCH, "validation_steps": 64, "validation": False},
-        "optimization": {"lr": 0.003, "schedule": "cosine_rewarm", "warmup_pct": 0.05},
-        "architecture": {"n_layers": 3, "n_embd": 128, "n_head": 4, "block_size": BLOCK},
+        "optimization": {"lr": 0.003, "schedule": "constant"},
+        "architecture": {"n_layers": 3, "n_embd": 64, "n_head": 4, "block_size": BLOCK},
         "eval": {"evaluations": list(TASKS), "limit": 200, "batch_size": 128},
         "logging": {"report_interval": 50, "checkpoint_interval": 250, "validation_interval": 100_000},
     }

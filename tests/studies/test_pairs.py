@@ -33,6 +33,15 @@ def test_one_arm_under_two_names_is_no_evidence() -> None:
     assert counts["no evidence"] >= 190
 
 
+@pytest.mark.parametrize("seeds", [7, 8, 12])
+def test_differences_of_one_size_in_all_seeds_are_not_taken_for_sure(seeds: int) -> None:
+    rows = plain_rows(seeds)
+    for seed in range(seeds):
+        rows += [Row("one", seed, 0.003, 2.0 - 0.1 * (-1) ** (seed == 0), 3.0), Row("two", seed, 0.003, 2.0, 3.0)]
+    counts = resampled(rows, "one", "two", times=200, margin=0.01)
+    assert counts["no evidence"] >= 190
+
+
 def test_a_difference_is_found_to_both_sides() -> None:
     found = compare_pair(twice(gain=0.2), "one", "two")
     assert (found.word, compare_pair(twice(gain=0.2), "two", "one").word) == ("better", "worse")
