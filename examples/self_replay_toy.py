@@ -4,7 +4,7 @@
     python examples/self_replay_toy.py --table            # the table alone
 
 After the toy of arXiv:2605.26097: addition, reversal, sorting, addition modulo 10; 500 steps of 128 rows a task, with
-the cross-entropy alone, on numbers below 30 and words of 3 different letters, so that a tiny model learns each in that
+the cross-entropy alone, on numbers below 50 and words of 3 different letters, so that a tiny model learns each in that
 time. A line names its task by its first letter. Texts are rows of a stream (PMD), so that the model learns how one
 begins. The paper samples afresh during training; here each stage samples a fixed set when it is entered.
 
@@ -31,7 +31,7 @@ LETTERS = "abcdefghij"
 def example(task: str, draw: random.Random) -> tuple[str, str]:
     """A question and its answer."""
     if task in ("addition", "modular"):
-        first, second = draw.randrange(30), draw.randrange(30)
+        first, second = draw.randrange(50), draw.randrange(50)
         value = f"{first + second:02}" if task == "addition" else f"{(first + second) % 10}"
         return f"{task[0]}{first:02}+{second:02}=", value
     word = "".join(draw.sample(LETTERS, k=3))
