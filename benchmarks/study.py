@@ -83,7 +83,7 @@ def kills(times: int, folder: Path) -> dict[str, Any]:
     begun = time.perf_counter()
     assert started(whole, file).wait() == 0, (whole / "log").read_text()[-2000:]
     seconds = time.perf_counter() - begun
-    chance, count, finished = Random(0), 0, 0
+    chance, count, finished, rounds = Random(0), 0, 0, 0
     while count < times:
         process = started(killed, file)
         try:
@@ -97,9 +97,9 @@ def kills(times: int, folder: Path) -> dict[str, Any]:
             # Begin anew in another folder, so that kills hit work and not a finished study.
             compare(whole, killed)
             print(f"{count} kills so far; the same results and steps", file=sys.stderr, flush=True)
-            killed = folder / f"killed-{count}"
+            rounds, finished = rounds + 1, 0
+            killed = folder / f"killed-{rounds}"
             killed.mkdir()
-            finished = 0
     assert started(killed, file).wait() == 0, (killed / "log").read_text()[-2000:]
     compare(whole, killed)
     return {"kills": count, "seconds uninterrupted": round(seconds, 1), "steps": recorded_steps(whole), "equal": True}
