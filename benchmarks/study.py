@@ -83,21 +83,19 @@ def kills(times: int, folder: Path) -> dict[str, Any]:
     begun = time.perf_counter()
     assert started(whole, file).wait() == 0, (whole / "log").read_text()[-2000:]
     seconds = time.perf_counter() - begun
-    chance, count, finished, rounds = Random(0), 0, 0, 0
+    chance, count, rounds = Random(0), 0, 0
     while count < times:
         process = started(killed, file)
         try:
             process.wait(chance.uniform(0.5, 0.5 * seconds))
-            finished += 1  # it got to the end in peace: from then on it is killed while it finds nothing to do
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
             count += 1
-        if finished:
-            # Begin anew in another folder, so that kills hit work and not a finished study.
+        else:  # it got to the end: begin anew in another folder, so that kills hit work and not a finished study
             compare(whole, killed)
             print(f"{count} kills so far; the same results and steps", file=sys.stderr, flush=True)
-            rounds, finished = rounds + 1, 0
+            rounds += 1
             killed = folder / f"killed-{rounds}"
             killed.mkdir()
     assert started(killed, file).wait() == 0, (killed / "log").read_text()[-2000:]

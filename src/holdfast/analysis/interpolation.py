@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from holdfast.evaluation.sums import EMA, WEIGHTS
 from holdfast.execution.checkpoints import CheckpointInfo, CheckpointStore, named_checkpoint, split_name
 from holdfast.execution.files import run_lock, write_json
 from holdfast.models.family import Parameter
-from holdfast.models.parameters import tree_of
+from holdfast.models.parameters import layer_number, tree_of
 from holdfast.models.pretrained.write import new_folder
 from holdfast.training.initial import abstract
 from holdfast.training.manifest import Progress
@@ -36,8 +35,6 @@ from holdfast.training.runs import OpenRun, open_run
 from holdfast.training.triggers import Measurement
 from holdfast.training.weights import run_dir_of
 from holdfast.types import Json
-
-_LAYER = re.compile(r"(?:^|/)(?:layer|layers|block|blocks)_(\d+)(?:/|$)")
 
 MEASURES = ("accuracy", "nll", "bits_per_byte")
 
@@ -83,8 +80,8 @@ def line_scales(parameters: Mapping[str, Parameter], lines: float) -> Any:
 
 def _layer_numbers(parameters: Mapping[str, Parameter]) -> dict[str, int]:
     """The layers, from 0, of the parameters that are of one layer alone, as their names tell them (`layer_0`)."""
-    found = {path: _LAYER.search(path) for path, parameter in parameters.items() if not parameter.num_layers}
-    return {path: int(number[1]) for path, number in found.items() if number}
+    found = {path: layer_number(path) for path, parameter in parameters.items() if not parameter.num_layers}
+    return {path: number for path, number in found.items() if number is not None}
 
 
 def _mix(alpha: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:

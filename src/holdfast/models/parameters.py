@@ -27,6 +27,7 @@ from holdfast.types import Json, JsonView, Tree
 
 LORA_IN, LORA_OUT, LORA_SCALE = "lora_in", "lora_out", "lora_scale"  # beside a kernel that has an adapter
 _RANGE = re.compile(r"layers/(?P<first>\d+)(?P<dash>-(?P<last>\d+)?)?(?:/(?P<rest>.*))?$")
+_NUMBERED = re.compile(r"(?:^|/)(?:layer|layers|block|blocks)_(\d+)(?:/|$)")
 SHORT = {"o": "out"}  # what others call it
 
 # Options that decide what is trained; a branch may change them, and starts with a fresh optimizer then.
@@ -69,6 +70,16 @@ def nearest(pattern: str, names: Iterable[str]) -> str:
         known |= {"/".join(parts[:end]) for end in range(1, len(parts) + 1)}
     plain = pattern.rstrip("*/") or pattern
     return max(sorted(known), key=lambda name: difflib.SequenceMatcher(None, plain, name).ratio())
+
+
+def layer_number(path: str) -> int | None:
+    """The layer, from 0, that the name of a parameter of one layer alone tells; None where it tells none.
+
+    >>> layer_number("layers/layer_3/up/kernel"), layer_number("layers/up/kernel")
+    (3, None)
+    """
+    found = _NUMBERED.search(path)
+    return int(found[1]) if found else None
 
 
 def leaves_of(tree: Tree, prefix: str = "") -> Json:

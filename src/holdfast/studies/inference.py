@@ -107,6 +107,11 @@ def p_above(found: Effect) -> float:
     return float(special.stdtr(found.degrees, -found.mean / found.error))
 
 
+def p_below(found: Effect) -> float:
+    """One-sided: how likely a mean this far below 0 is where the truth is 0."""
+    return p_above(found._replace(mean=-found.mean))
+
+
 def point(degrees: float, level: float) -> float:
     """The point that Student's t exceeds with a small probability."""
     return float(special.stdtrit(degrees, 1 - level))

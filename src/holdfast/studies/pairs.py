@@ -14,7 +14,18 @@ import numpy as np
 
 from holdfast.errors import UserError
 from holdfast.studies.frontier import Array
-from holdfast.studies.inference import FEWEST_SEEDS, LEVEL, Block, Effect, detectable, effect, holm, p_above, point
+from holdfast.studies.inference import (
+    FEWEST_SEEDS,
+    LEVEL,
+    Block,
+    Effect,
+    detectable,
+    effect,
+    holm,
+    p_above,
+    p_below,
+    point,
+)
 from holdfast.studies.measured import Measured, Task, measured
 from holdfast.studies.results import PLAIN, Row
 from holdfast.studies.verdict import (
@@ -153,8 +164,10 @@ def resampled(
 def _pair(first: str, second: str, weights: Array, old_SM: Array, new_S: Array, margin: float) -> Pair:
     kept = effect([Block(-old_SM, weights)])
     learned = effect([Block(new_S[:, None], np.ones(1))])
-    by_seed = -(old_SM @ weights) / weights.sum()
-    chances = [max(p_above(kept._replace(mean=sign * kept.mean)), _p_of_swaps(sign * by_seed)) for sign in (1.0, -1.0)]
+    chances = [
+        max(p_above(kept), _p_of_swaps(kept.by_seed)),
+        max(p_below(kept), _p_of_swaps(-kept.by_seed)),
+    ]
     levels, adjusted = holm(chances)
     level = min(levels)
     half = point(kept.degrees, level) * kept.error if np.isfinite(kept.error) else np.inf

@@ -28,6 +28,7 @@ from holdfast.studies.inference import (
     effect,
     holm,
     p_above,
+    p_below,
     point,
     seeds_to_halve,
 )
@@ -421,7 +422,7 @@ class _Comparison:
 
     @property
     def p_worse(self) -> float:
-        return 1.0 if self.worse is None else p_above(_turned(self.worse))
+        return 1.0 if self.worse is None else p_below(self.worse)
 
     def verdict(self, outcome: Outcome, up: tuple[float, float], down: tuple[float, float]) -> Verdict:
         """The verdict at the levels, with the adjusted p-values, that its family leaves it."""
@@ -491,7 +492,7 @@ def _worse_doubts(study: Measured, outcome: Outcome, arm: Arm, frontier: Frontie
     if float((arm.new - plain).mean()) > max(margin, _noise(frontier, arm, own, LEVEL / 2)):
         return ()
     note = f"as plain at its own rate {study.multiple(arm.rate)}, which is dominated"
-    return (_Doubt(2 * p_above(_turned(effect(_blocks(outcome, arm, own)))), note),)
+    return (_Doubt(2 * p_below(effect(_blocks(outcome, arm, own))), note),)
 
 
 def _noise(frontier: Frontier, arm: Arm, level: Reference, chance: float = LEVEL) -> float:
@@ -505,10 +506,6 @@ def _noise(frontier: Frontier, arm: Arm, level: Reference, chance: float = LEVEL
     plain = at_places(frontier.new[:, level.line.points, None], np.full(len(arm.new), level.mean_place))[:, 0]
     found = effect([Block((arm.new - plain)[:, None], np.ones(1))])
     return point(found.degrees, chance) * found.error
-
-
-def _turned(found: Effect) -> Effect:
-    return found._replace(mean=-found.mean)
 
 
 def _blocks(outcome: Outcome, arm: Arm, reference: Reference) -> list[Block]:

@@ -4,21 +4,17 @@ A probe is a registered pure function of (state, batch, gradients, updates). Pro
 own, so that the train step is the same with and without them, to the last bit. `logging/probes` names them.
 """
 
-import re
-
 import jax
 import jax.numpy as jnp
 import optax
 
 from holdfast.data.batches import Batch
-from holdfast.models.parameters import leaves_of
+from holdfast.models.parameters import layer_number, leaves_of
 from holdfast.training.state import TrainState
 from holdfast.training.step import accumulated, loss_factors, micro_loss
 from holdfast.types import Tree
 
 Scalars = dict[str, jax.Array]
-
-_NUMBERED = re.compile(r"layers/layer_(\d+)/")
 
 # Below this share of the cross-entropy's gradient norm the penalty's gradient is rounding, as right after a snapshot.
 NEGLIGIBLE = 1e-3
@@ -59,9 +55,9 @@ def update_norms(_state: TrainState, _batch: Batch, _gradients: Tree, updates: T
     for path, leaf in leaves_of(updates).items():
         top = path.split("/")[0]
         parts = {top: jnp.square(leaf.astype(jnp.float32)).sum()}
-        numbered = _NUMBERED.match(path)
-        if numbered:  # layers that are not stacked, each with its number in its name
-            parts = {f"layers/{numbered[1]}": parts[top]}
+        number = layer_number(path)
+        if number is not None:  # of layers that are not stacked, each with its number in its name
+            parts = {f"layers/{number}": parts[top]}
         elif top == "layers":
             by_layer = jnp.square(leaf.astype(jnp.float32)).reshape(leaf.shape[0], -1).sum(axis=1)
             parts = {f"layers/{index}": by_layer[index] for index in range(leaf.shape[0])}
