@@ -20,7 +20,6 @@ from holdfast.errors import UserError
 from holdfast.execution import ExecutionSpec, Topology, TopologyConfig
 from holdfast.execution.chips import Chip, num_devices
 from holdfast.execution.topology import AXES, axis_sizes
-from holdfast.models.config import ModelSpec
 from holdfast.training.compile import (
     abstract_arguments,
     largest_fitting,
@@ -152,8 +151,7 @@ def step_facts(
         sent = estimates.collectives(run, topology, state, per_device)
     # Products inside a kernel are not in a trace: they are counted in one of the plain formula.
     jaxpr = estimates.trace(run, topology, train_step, state, per_device).jaxpr
-    seen = run.model.options.seen_keys() if isinstance(run.model.options, ModelSpec) else None
-    flops = matmul_flops(jaxpr, run.config.block_size, seen) / devices
+    flops = matmul_flops(jaxpr, run.config.block_size, run.model.kind.seen_keys(run.model)) / devices
     state_bytes = estimates.shard_bytes(state)
     return {
         "kind": name,

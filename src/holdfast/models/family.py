@@ -152,6 +152,10 @@ class ModelFamily(ABC, Generic[O]):
 
         return derived.flops_per_token(model)
 
+    def seen_keys(self, model: "Model") -> float | None:
+        """Keys that a token of a whole row sees, in the mean; None means all before it, as without windows."""
+        return None
+
     # What follows, unless a family knows it without JAX
 
     def resolve(
@@ -508,6 +512,11 @@ class TransformerFamily(ModelFamily[S]):
         """As `ModelSpec.flops_per_token` counts them."""
         spec: ModelSpec = model.options
         return spec.flops_per_token(sequence_length, backward=False)
+
+    def seen_keys(self, model: Model) -> float | None:
+        """As its specification counts them."""
+        spec: ModelSpec = model.options
+        return spec.seen_keys()
 
     def harmless(self, described: JsonView) -> frozenset[str]:
         """What changes no parameter; the block size does where positions are learned."""
