@@ -1,10 +1,10 @@
 """Studies, measured: how often one may be killed, and what sharing pasts and compiled steps saves.
 
-    python -m benchmarks.study --kills 100      # SIGKILL at random instants; the results must be equal to the last bit
+    python -m benchmarks.study --kills 100      # SIGKILL at random instants; results and verdict equal to the last bit
     python -m benchmarks.study --speed          # 8 arms, 5 seeds, 400 and 150 steps, beside the same runs one by one
 
-Both need no data: the model is tiny and learns lists, then arithmetic. `--alone N` starts only every N-th of the runs
-one by one and counts the others as the mean of those.
+Both need no data: the model is tiny and learns lists, then arithmetic. `--seed` draws other instants, for kills in
+several parts. `--alone N` starts only every N-th of the runs one by one and counts the others as the mean of those.
 """
 
 import argparse
@@ -20,6 +20,10 @@ from random import Random
 from typing import Any
 
 import yaml
+
+from holdfast.report.verdict_tables import to_csv
+from holdfast.studies.results import read_results
+from holdfast.studies.verdict import judge_rows
 
 BLOCK, ROWS = 32, 8
 HOLDFAST = [sys.executable, "-m", "holdfast"]
@@ -72,7 +76,7 @@ def recorded_steps(folder: Path) -> int:
     return total
 
 
-def kills(times: int, folder: Path) -> dict[str, Any]:
+def kills(times: int, folder: Path, seed: int) -> dict[str, Any]:
     """Kill a study at random instants, and compare its results with those of one that was left alone."""
     values = study((60, 30), 2, [0.1, 1], {**replays(0.25), "average": {"weights": "interpolated", "shares": [0.5]}})
     file = folder / "kills.yaml"
@@ -83,7 +87,7 @@ def kills(times: int, folder: Path) -> dict[str, Any]:
     begun = time.perf_counter()
     assert started(whole, file).wait() == 0, (whole / "log").read_text()[-2000:]
     seconds = time.perf_counter() - begun
-    chance, count, rounds = Random(0), 0, 0
+    chance, count, rounds = Random(seed), 0, 0
     while count < times:
         process = started(killed, file)
         try:
@@ -94,7 +98,7 @@ def kills(times: int, folder: Path) -> dict[str, Any]:
             count += 1
         else:  # it got to the end: begin anew in another folder, so that kills hit work and not a finished study
             compare(whole, killed)
-            print(f"{count} kills so far; the same results and steps", file=sys.stderr, flush=True)
+            print(f"{count} kills so far; the same results, verdict and steps", file=sys.stderr, flush=True)
             rounds += 1
             killed = folder / f"killed-{rounds}"
             killed.mkdir()
@@ -104,9 +108,11 @@ def kills(times: int, folder: Path) -> dict[str, Any]:
 
 
 def compare(whole: Path, other: Path) -> None:
-    """Refuse results that differ in a bit, or a past that was trained twice."""
-    results = [(folder / "study" / "kills" / "results.csv").read_bytes() for folder in (whole, other)]
-    assert results[0] == results[1], f"{other}: other results than {whole}"
+    """Refuse results or a verdict that differ in a bit, or a past that was trained twice."""
+    files = [folder / "study" / "kills" / "results.csv" for folder in (whole, other)]
+    assert files[0].read_bytes() == files[1].read_bytes(), f"{other}: other results than {whole}"
+    verdicts = [to_csv(judge_rows(read_results(file))) for file in files]  # what depends on the machine is not in it
+    assert verdicts[0] == verdicts[1], f"{other}: another verdict than {whole}"
     assert recorded_steps(whole) == recorded_steps(other), f"{other}: other steps than {whole}"
 
 
@@ -146,6 +152,7 @@ def speed(folder: Path, every: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=0, help="how often a study is killed")
+    parser.add_argument("--seed", type=int, default=0, help="of the instants of kills")
     parser.add_argument("--speed", action="store_true", help="measure what sharing saves")
     parser.add_argument("--alone", type=int, default=1, help="start every N-th run one by one")
     arguments = parser.parse_args()
@@ -153,7 +160,7 @@ def main() -> None:
         folder = Path(name)
         os.environ["HOLDFAST_CACHE"] = str(folder / "cache")
         if arguments.kills:
-            print(json.dumps(kills(arguments.kills, folder), indent=1))
+            print(json.dumps(kills(arguments.kills, folder, arguments.seed), indent=1))
         if arguments.speed:
             print(json.dumps(speed(folder, arguments.alone), indent=1))
 

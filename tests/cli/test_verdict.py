@@ -113,6 +113,7 @@ def test_two_arms_are_compared_with_each_other(results: Path) -> None:
         (TWO_RATES, ["--resample", "5"], "--resample: expected --pair beside it"),
         (TWO_RATES, ["--base-rate", "0"], "--base-rate: got 0, expected a learning rate above 0"),
         (TWO_RATES, ["--base-rate", "nan"], "--base-rate: got nan"),
+        (TWO_RATES, ["--margin", "inf"], "--margin: got inf, expected a loss of at least 0"),
         (TWO_RATES, ["--csv", "."], "--csv: . is a folder"),
     ],
 )

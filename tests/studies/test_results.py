@@ -48,6 +48,7 @@ def test_a_file_from_elsewhere_may_have_other_columns_spaces_and_blank_lines(tmp
         (f"{HEAD},old\n", ":1: column old stands there twice"),
         (f"{HEAD}\n", "no rows below the header"),
         (f"{HEAD}\nplain,0,0.1,1,2\nplain,0,0.2,x,2\n", ":3: column old: got 'x', expected a finite loss"),
+        (f"{HEAD}\nplain,0,0.1,1_000,2\n", ":2: column old: got '1_000', expected a finite loss"),
         (f"{HEAD}\nplain,0,0.1,1,nan\n", ":2: column new: got 'nan', expected a finite loss; a run that diverged"),
         (f"{HEAD}\nplain,0,0.1,-1,2\n", ":2: column old: got '-1', expected a loss of at least 0; lower is better"),
         (f"{HEAD}\nplain,0,0.1,1,1e308\n", ":2: column new: got '1e308', expected a loss of at most 1e+06"),

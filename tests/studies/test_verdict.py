@@ -328,6 +328,48 @@ def test_bounds_have_no_verdict_and_what_is_incomplete_is_said() -> None:
     assert any("plain was run at 3 learning rates; 5 or more are asked for" in note for note in less.notes)
 
 
+@pytest.mark.parametrize("arm", ["plain", "a"])
+def test_the_largest_steps_of_a_run_are_its_end_whatever_others_have(arm: str) -> None:
+    rows = [*plain_rows(), *arm_rows("a", 3.0, 1.5)]
+    by_seed = [replace(row, steps=100 + row.seed) if row.arm == arm else row for row in rows]
+    by_rate = [replace(row, steps=round(1e5 * (row.learning_rate or 0))) if row.arm == arm else row for row in rows]
+    told = judge_rows(rows).primary["a"]
+    for changed in (by_seed, by_rate):
+        found = judge_rows(changed)
+        assert found.primary["a"] == told
+        differ = len({row.steps for row in changed if row.arm == arm}) > 1
+        assert any("the last row of each is its end" in note for note in found.notes) == differ
+
+
+def test_a_run_that_names_no_steps_has_ended_as_others_that_do() -> None:
+    rows = [*plain_rows(), *arm_rows("a", 3.0, 1.5)]
+    fastest = max(RATES)
+    some = [replace(row, steps=150) if (row.arm, row.learning_rate) == ("plain", fastest) else row for row in rows]
+    assert judge_rows(some).primary == judge_rows(rows).primary
+
+
+def test_interpolations_at_step_0_are_not_what_seeds_begin_with() -> None:
+    rows = [*plain_rows(), *arm_rows("a", 3.0, 1.5)]
+    between = [replace(row, strength="0.5", new=4.5, steps=0) for row in rows if row.arm == "plain"]
+    assert judge_rows([*rows, *between]).margin == judge_rows(rows).margin
+
+
+def test_rates_that_differ_in_their_last_digits_are_two_configurations() -> None:
+    rows = [*plain_rows(), *arm_rows("a", 3.0, 1.5)]
+    near = [replace(row, learning_rate=0.00300000001) for row in arm_rows("a", 3.0, 1.0)]
+    assert len(judge_rows([*rows, *near]).primary) == 2
+
+
+def test_an_arm_that_lacks_a_seed_says_so() -> None:
+    rows = [*plain_rows(5), *arm_rows("a", 3.0, 1.5, seeds=5)]
+    found = judge_rows([row for row in rows if (row.arm, row.seed) != ("a", 3)])
+    assert (found.primary["a"].seeds, "a: not run on seed 3" in found.notes) == (4, True)
+    assert not any("not run" in note for note in judge_rows(rows).notes)
+
+
+CONFUSED = [("a", 0, 0.003, 1.0, 3.0, "1"), ("a", 0, 0.003, 1.0, 3.0, "2"), ("a, strength 1", 0, 0.003, 1.0, 3.0)]
+
+
 @pytest.mark.parametrize(
     ("rows", "named"),
     [
@@ -335,6 +377,15 @@ def test_bounds_have_no_verdict_and_what_is_incomplete_is_said() -> None:
         ([row for row in plain_rows() if row.learning_rate in (0.003, None)], "column learning_rate: arm 'plain'"),
         ([*plain_rows(), Row("a", 7, 0.003, 1.0, 3.0)], "arm 'a': column seed: none of its seeds"),
         ([*plain_rows(), Row("a", 0, 0.003, 1.0, 3.0, measure="accuracy")], "column measure"),
+        ([*plain_rows(), Row("a", 0, 0.003, 1.0, 3.0, bytes=2.0)], "column bytes: 2 here and 1 elsewhere"),
+        (
+            [*plain_rows(), *(Row(*told) for told in CONFUSED)],
+            "column arm: 'a, strength 1' is the name of an arm and of a configuration of another; rename one",
+        ),
+        (
+            [replace(row, learning_rate=(row.learning_rate or 1) * (1 + row.seed)) for row in plain_rows()],
+            "of which no seed has two or more in common",
+        ),
     ],
 )
 def test_what_cannot_be_judged_is_refused(rows: list[Row], named: str) -> None:

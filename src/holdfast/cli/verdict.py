@@ -58,6 +58,8 @@ def verdict_command(
     _check_pair(pair is not None, resample, {**files, "select": select, "base-rate": base_rate})
     if base_rate is not None and not 0 < base_rate < float("inf"):
         raise UserError(f"--base-rate: got {base_rate:g}, expected a learning rate above 0")
+    if margin is not None and not margin < float("inf"):
+        raise UserError(f"--margin: got {margin:g}, expected a loss of at least 0")
     rows = read_results(path)
     if pair is not None:
         _pair(path, rows, pair, resample, margin, as_json)

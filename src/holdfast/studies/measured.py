@@ -97,10 +97,15 @@ Key = tuple[str, float | None, str, int | None]  # what was run: arm, learning r
 
 
 class _Rows:
-    """Rows by what was run, seed, task and document."""
+    """Rows by what was run, seed, task and document.
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = [replace(row, arm=BEFORE) if row.arm == PLAIN and row.steps == 0 else row for row in rows]
+    Args:
+        notes: what must be said of the rows is added here.
+    """
+
+    def __init__(self, rows: Sequence[Row], notes: list[str]) -> None:
+        begun = [replace(row, arm=BEFORE) if _is_beginning(row) else row for row in rows]
+        self.rows = _with_one_end(begun, notes)
         self.by_run: dict[Key, dict[int, list[Row]]] = {}
         self.tasks: dict[str, dict[str, float]] = {}
         self.measures: dict[str, str] = {}
@@ -108,7 +113,12 @@ class _Rows:
             plain = row.arm in (BEFORE, *BOUNDS)
             key: Key = (row.arm, None, "", None) if plain else (row.arm, row.learning_rate, row.strength, row.steps)
             self.by_run.setdefault(key, {}).setdefault(row.seed, []).append(row)
-            self.tasks.setdefault(row.task, {}).setdefault(row.document, row.bytes)
+            size = self.tasks.setdefault(row.task, {}).setdefault(row.document, row.bytes)
+            if size != row.bytes:
+                raise UserError(
+                    f"arm {row.arm!r}, seed {row.seed}, document {row.document!r}: column bytes: {row.bytes:g} here "
+                    f"and {size:g} elsewhere; all runs are measured on the same documents"
+                )
             if self.measures.setdefault(row.task, row.measure) != row.measure:
                 raise UserError(
                     f"arm {row.arm!r}, seed {row.seed}, task {row.task!r}: column measure: {row.measure!r} here and "
@@ -136,14 +146,49 @@ class _Rows:
         return np.stack([self.old(key, seed, task) for seed in seeds])
 
 
+def _is_beginning(row: Row) -> bool:
+    return row.arm == PLAIN and row.steps == 0 and row.strength in ("", "0")
+
+
+def _with_one_end(rows: Sequence[Row], notes: list[str]) -> list[Row]:
+    """Rows in which all runs of plain have the same number of steps, and all of an arm's configuration.
+
+    The last row of a run is its end, whatever others have: its steps are then those of the longest run.
+    """
+    last: dict[tuple[object, ...], int] = {}
+    for row in rows:
+        last[row.run[:4]] = max(last.get(row.run[:4], 0), row.steps or 0)
+    ends: dict[tuple[object, ...], set[int]] = {}
+    for run, steps in last.items():
+        ends.setdefault(_alike(run), set()).add(steps)
+    for group, found in ends.items():
+        known = sorted(found - {0})
+        if len(known) > 1 and group[0] not in (BEFORE, *BOUNDS):
+            told = f"{group[0]}: runs end after {known[0]} to {known[-1]} steps"
+            notes.append(f"{told}; the last row of each is its end")
+    made = []
+    for row in rows:
+        end = max(ends[_alike(row.run[:4])])
+        is_last = (row.steps or 0) == last[row.run[:4]]
+        made.append(replace(row, steps=end) if is_last and (row.steps or 0) != end else row)
+    return made
+
+
+def _alike(run: tuple[object, ...]) -> tuple[object, ...]:
+    """What runs have in common that end together: all of plain, else arm, learning rate and strength."""
+    arm, _, rate, strength = run
+    return (PLAIN,) if arm == PLAIN else (arm, rate, strength)
+
+
 def measured(rows: Sequence[Row], base_rate: float | None = None) -> Measured:
     """The arrays of a study.
 
     Args:
         base_rate: what multiples are of; unless given, the rate of most arms if plain has it, else plain's largest.
     """
-    table = _Rows(rows)
-    points, seeds, notes = _plain(table)
+    notes: list[str] = []
+    table = _Rows(rows, notes)
+    points, seeds = _plain(table, notes)
     keys: list[Key] = [(PLAIN, p.rate, _strength(p.share), p.steps) for p in points]
     arms = _arms(table, seeds, notes)
     before: Key = (BEFORE, None, "", None)
@@ -186,8 +231,8 @@ def _strength(share: float) -> str:
     return "" if share == 1 else f"{share:g}"
 
 
-def _plain(table: _Rows) -> tuple[tuple[PlainPoint, ...], list[int], list[str]]:
-    """The points of plain that all of its complete seeds have, those seeds, and what must be said of it."""
+def _plain(table: _Rows, notes: list[str]) -> tuple[tuple[PlainPoint, ...], list[int]]:
+    """The points of plain that all of its complete seeds have, and those seeds."""
     found = {
         PlainPoint(rate, steps, float(strength) if strength else 1.0): set(by_seed)
         for (arm, rate, strength, steps), by_seed in table.by_run.items()
@@ -202,14 +247,14 @@ def _plain(table: _Rows) -> tuple[tuple[PlainPoint, ...], list[int], list[str]]:
     }
     every = set().union(*ends.values())
     kept = {point: seeds for point, seeds in ends.items() if 2 * len(seeds) >= len(every)}
-    seeds = sorted(set.intersection(*kept.values()))
+    seeds = sorted(every.intersection(*kept.values())) if kept else []
     if len(kept) < 2 or not seeds:
         rates = ", ".join(f"{point.rate:g}" for point in sorted(ends))
         raise UserError(
             f"column learning_rate: arm {PLAIN!r} has the rates {rates}, of which no seed has two or more in common "
             f"with the others; run it at {WANTED_RATES} rates on every seed"
         )
-    notes = [
+    notes += [
         f"plain at {point.rate:g} was run on few seeds and is left out: {_listed(ends[point])}"
         for point in ends
         if point not in kept
@@ -221,7 +266,7 @@ def _plain(table: _Rows) -> tuple[tuple[PlainPoint, ...], list[int], list[str]]:
     if len(kept) < WANTED_RATES:
         notes.append(f"plain was run at {len(kept)} learning rates; {WANTED_RATES} or more are asked for")
     whole = [point for point, have in found.items() if point in kept or (point not in ends and have >= set(seeds))]
-    return tuple(sorted(whole, key=lambda p: (p.share, p.steps or 0, p.rate))), seeds, notes
+    return tuple(sorted(whole, key=lambda p: (p.share, p.steps or 0, p.rate))), seeds
 
 
 def _arms(table: _Rows, seeds: Sequence[int], notes: list[str]) -> list[tuple[Arm, Key]]:
@@ -231,7 +276,7 @@ def _arms(table: _Rows, seeds: Sequence[int], notes: list[str]) -> list[tuple[Ar
         if arm not in (PLAIN, BEFORE, *BOUNDS) and rate is not None:
             config = (arm, rate, strength)
             ends[config] = steps if ends.get(config) is None else max(ends[config] or 0, steps or 0)
-    made = []
+    made: list[tuple[Arm, Key]] = []
     for (arm, rate, strength), steps in ends.items():
         key: Key = (arm, rate, strength, steps)
         have = table.by_run[key]
@@ -239,6 +284,9 @@ def _arms(table: _Rows, seeds: Sequence[int], notes: list[str]) -> list[tuple[Ar
         alone = sorted(set(have) - set(seeds))
         if alone:
             notes.append(f"{name}: {_listed(alone)} left out, for which plain is not there")
+        absent = [seed for seed in seeds if seed not in have]
+        if absent:
+            notes.append(f"{name}: not run on {_listed(absent)}")
         own = np.array([index for index, seed in enumerate(seeds) if seed in have], dtype=int)
         if not len(own):
             raise UserError(
@@ -246,6 +294,8 @@ def _arms(table: _Rows, seeds: Sequence[int], notes: list[str]) -> list[tuple[Ar
             )
         new = np.array([table.new(key, seeds[index]) for index in own])
         beside = _costs(row for rows in have.values() for row in rows) | _worst(table, key)
+        if any(name == other.name for other, _ in made):
+            raise UserError(f"column arm: {name!r} is the name of an arm and of a configuration of another; rename one")
         made.append((Arm(name, arm, rate, strength, own, new, beside), key))
     return made
 
@@ -260,7 +310,7 @@ def _config_name(config: tuple[str, float, str], configs: Sequence[tuple[str, fl
     same = [other for other in configs if other[0] == arm]
     parts = [arm]
     if len({other[1] for other in same}) > 1:
-        parts.append(f"rate {rate:g}")
+        parts.append(f"rate {rate:.10g}")
     if len({other[2] for other in same}) > 1:
         parts.append(f"strength {strength or 'not given'}")
     return ", ".join(parts)

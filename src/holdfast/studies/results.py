@@ -217,7 +217,7 @@ class _Line:
             value = float(self.text(name))
         except ValueError:
             raise self.wrong(name, expected, fix) from None
-        if not math.isfinite(value):
+        if not math.isfinite(value) or "_" in self.text(name):  # Python's own way to write 1_000
             raise self.wrong(name, expected, fix)
         return value
 
