@@ -89,6 +89,16 @@ BOWED = Curve(
     None,
     finer=(0.045, 0.06, 0.08),
 )
+# The same with a fall as the rate to the power of -2.2: a chord of its first two points is far above it.
+POWER = Curve(
+    (0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.2, 0.5, 1.0),
+    (4.300, 3.597, 3.288, 3.126, 2.973, 2.906, 2.823, 2.803, 2.801),
+    (2.550, 2.702, 2.832, 2.945, 3.137, 3.297, 3.858, 4.748, 5.533),
+    (0.007, 0.012),
+    (0.04, 0.06),
+    0.025,
+    finer=(0.04, 0.05, 0.06, 0.08),
+)
 # Plain learns most between two of its rates, and less again beyond: the fastest rate is dominated.
 RISING = Curve(
     (0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
@@ -109,6 +119,7 @@ PLACES = {
     "steep, middle": (STEEP, 0.06),
     "steep, fast end": (STEEP, 0.5),
     "bowed, between rates far apart": (BOWED, 0.06),
+    "falling as a power, between rates far apart": (POWER, 0.05),
     "rising again, where plain learns most": (RISING, 0.3),
     "rising again, fastest rate": (RISING, 1.0),
     "twice the noise, middle": (NOISY, 0.1),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.verdict import BOWED, RISING, STEEP, STORIES, Documents, share
+from benchmarks.verdict import BOWED, POWER, RISING, STEEP, STORIES, Documents, share
 
 from holdfast.errors import UserError
 from holdfast.studies.results import Row
@@ -410,7 +410,8 @@ def test_the_sentence(every: Judgement) -> None:
 
 def test_simulated_error_rates_and_power() -> None:
     # `python -m benchmarks.verdict` has the whole of it; here a wrong estimate shows at once.
-    for curve, rate in ((STORIES, 0.1), (STORIES, 1.0), (STEEP, 0.5), (BOWED, 0.06), (RISING, 0.3), (RISING, 1.0)):
+    places = [(STORIES, 0.1), (STORIES, 1.0), (STEEP, 0.5), (BOWED, 0.06), (POWER, 0.05), (RISING, 0.3), (RISING, 1.0)]
+    for curve, rate in places:
         found = share(curve, 5, [(rate, 0.0)], 150)
         assert max(found["better"], found["worse"]) <= 0.04
     assert share(STORIES, 5, [(0.1, 0.06)], 50)["better"] > 0.9

@@ -19,6 +19,7 @@ import numpy as np
 Array = np.ndarray
 
 FINE = 50  # points of a smooth curve from one point of a line to the next
+NEAR = 0.01  # of a fall of the new loss: by so much less it is flat
 BENDS = 1.5  # a smooth curve is a guess, and plain may be bowed more than it
 
 
@@ -97,20 +98,59 @@ def lowest(new_SK: Array, old_SK: Array, limits_S: Array) -> tuple[Array, Array]
     return found, np.where(np.isfinite(found), places[seeds, chosen], new_SK.argmin(1))
 
 
-def smooth(line: Line, values_NK: Array) -> list[Array]:
-    """(N, many) values along a line as smooth curves through its points.
+def smooth(line: Line, new_K: Array, old_K: Array) -> list[Array]:
+    """(2, many) new and old losses along a line as smooth curves through its points.
 
-    One has no highs and lows of its own; the other, with the slopes of parabolas, finds a low between two points.
+    One has no highs and lows of its own; one, with the slopes of parabolas, finds a low between two points; and in one
+    the new loss falls as a power of what was set.
     """
     from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
 
+    values = np.stack([new_K, old_K])
     along = line.settings if line.along == "share" else np.log(line.settings)
     if len(along) < 3:  # a straight line is all that two points tell
-        return [values_NK]
-    slopes = np.gradient(values_NK, along, axis=1, edge_order=2)
-    curves = PchipInterpolator(along, values_NK, axis=1), CubicHermiteSpline(along, values_NK, slopes, axis=1)
-    places = np.arange((len(along) - 1) * FINE + 1) / FINE
-    return [curve(np.interp(places, np.arange(len(along)), along)) for curve in curves]
+        return [values]
+    fine = np.interp(np.arange((len(along) - 1) * FINE + 1) / FINE, np.arange(len(along)), along)
+    slopes = np.gradient(values, along, axis=1, edge_order=2)
+    curve = PchipInterpolator(along, values, axis=1)(fine)
+    low = CubicHermiteSpline(along, values, slopes, axis=1)(fine)
+    return [curve, low, np.stack([falling(along, new_K, fine), curve[1]])]
+
+
+def falling(along_K: Array, new_K: Array, fine: Array) -> Array:
+    """Losses between points as a level plus an exponential through three neighbours; straight where none fits.
+
+    >>> falling(np.arange(3.0), np.array([5.0, 3.0, 2.0]), np.array([0.5])).round(6)  # 4 above 1, then 2, then 1
+    array([3.828427])
+    """
+    made: Array = np.interp(fine, along_K, new_K)
+    for first in range(len(along_K) - 1):
+        start = min(first, len(along_K) - 3)
+        level = _level(along_K[start : start + 3], new_K[start : start + 3])
+        if level is not None and level < new_K[first + 1]:
+            inside = (fine >= along_K[first]) & (fine <= along_K[first + 1])
+            logs = np.log(new_K[first : first + 2] - level)
+            made[inside] = level + np.exp(np.interp(fine[inside], along_K[first : first + 2], logs))
+    return made
+
+
+def _level(along_3: Array, new_3: Array) -> float | None:
+    """What three losses fall towards if what is left above it falls by the same share everywhere."""
+    from scipy.optimize import brentq
+
+    falls = -np.diff(new_3) / np.diff(along_3)
+    fallen = float(new_3[0] - new_3[1])
+    if falls[0] > 0 and abs(new_3[2] - new_3[1]) <= NEAR * fallen:
+        return float(new_3[1:].min()) - NEAR * fallen  # flat from the second on
+    if not falls[0] > falls[1] > 0:
+        return None
+
+    def apart(level: float) -> float:
+        shares = -np.diff(np.log(new_3 - level)) / np.diff(along_3)
+        return float(shares[0] - shares[1])
+
+    ends = float(new_3[2]) - 1e3 * fallen, float(new_3[2]) - 1e-9 * fallen
+    return float(brentq(apart, *ends)) if apart(ends[0]) > 0 > apart(ends[1]) else None
 
 
 def at_places(old_SKM: Array, places_S: Array) -> Array:
@@ -196,7 +236,7 @@ class Frontier:
         within = max(limit, float(new.min()))
         straight = self.lowest_mean(within)
         assert straight is not None, "plain reaches its own lowest new loss"
-        curves = [each for line in self.lines for each in smooth(line, np.stack([new[line.points], old[line.points]]))]
+        curves = [each for line in self.lines for each in smooth(line, new[line.points], old[line.points])]
         curved = min(lowest(each[:1], each[1:], np.array([within]))[0][0] for each in curves)
         return straight - BENDS * max(straight - float(curved), 0.0)
 
