@@ -91,7 +91,7 @@ def kills(times: int, folder: Path, seed: int) -> dict[str, Any]:
     while count < times:
         process = started(killed, file)
         try:
-            process.wait(chance.uniform(0.5, 0.5 * seconds))
+            process.wait(chance.uniform(0.5, 0.3 * seconds))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()

@@ -239,7 +239,7 @@ class Report:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verdict", description=__doc__)
-    parser.add_argument("--studies", type=int, default=2000, help="simulated studies behind each false-alarm figure")
+    parser.add_argument("--studies", type=int, default=500, help="simulated studies behind each false-alarm figure")
     studies = parser.parse_args().studies
     # Both figures are simulated: a power is missed where it is below the design's by two standard errors.
     power_studies = max(studies // 2, 1)

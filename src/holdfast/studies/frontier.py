@@ -120,22 +120,24 @@ def smooth(line: Line, new_K: Array, old_K: Array) -> list[Array]:
 def falling(along_K: Array, new_K: Array, fine: Array) -> Array:
     """Losses between points as a level plus an exponential through three neighbours; straight where none fits.
 
+    Where there are neighbours on both sides, the two that are less bowed count: near the level losses are mostly noise.
+
     >>> falling(np.arange(3.0), np.array([5.0, 3.0, 2.0]), np.array([0.5])).round(6)  # 4 above 1, then 2, then 1
     array([3.828427])
     """
     made: Array = np.interp(fine, along_K, new_K)
     for first in range(len(along_K) - 1):
-        start = min(first, len(along_K) - 3)
-        level = _level(along_K[start : start + 3], new_K[start : start + 3])
-        if level is not None and level < new_K[first + 1]:
+        starts = [start for start in (first - 1, first) if 0 <= start <= len(along_K) - 3]
+        level = min(_level(along_K[start : start + 3], new_K[start : start + 3]) for start in starts)
+        if math.isfinite(level):
             inside = (fine >= along_K[first]) & (fine <= along_K[first + 1])
             logs = np.log(new_K[first : first + 2] - level)
             made[inside] = level + np.exp(np.interp(fine[inside], along_K[first : first + 2], logs))
     return made
 
 
-def _level(along_3: Array, new_3: Array) -> float | None:
-    """What three losses fall towards if what is left above it falls by the same share everywhere."""
+def _level(along_3: Array, new_3: Array) -> float:
+    """What three losses fall towards if what is left above it falls by the same share everywhere; else −∞."""
     from scipy.optimize import brentq
 
     falls = -np.diff(new_3) / np.diff(along_3)
@@ -143,14 +145,14 @@ def _level(along_3: Array, new_3: Array) -> float | None:
     if falls[0] > 0 and abs(new_3[2] - new_3[1]) <= NEAR * fallen:
         return float(new_3[1:].min()) - NEAR * fallen  # flat from the second on
     if not falls[0] > falls[1] > 0:
-        return None
+        return -math.inf
 
     def apart(level: float) -> float:
         shares = -np.diff(np.log(new_3 - level)) / np.diff(along_3)
         return float(shares[0] - shares[1])
 
     ends = float(new_3[2]) - 1e3 * fallen, float(new_3[2]) - 1e-9 * fallen
-    return float(brentq(apart, *ends)) if apart(ends[0]) > 0 > apart(ends[1]) else None
+    return float(brentq(apart, *ends)) if apart(ends[0]) > 0 > apart(ends[1]) else -math.inf
 
 
 def at_places(old_SKM: Array, places_S: Array) -> Array:
