@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -31,7 +32,7 @@ from holdfast.studies.measured import measured
 from holdfast.studies.pairs import compare_pair, resampled
 from holdfast.studies.results import BEFORE, BOUNDS, PLAIN, Row, read_results
 from holdfast.studies.study import SeedsConfig, read_study
-from holdfast.studies.verdict import default_margin, judge_rows
+from holdfast.studies.verdict import BETTER, NO_EVIDENCE, WORSE, default_margin, judge_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = ROOT / "examples" / "studies" / "stories-shakespeare.yaml"
@@ -83,19 +84,35 @@ def swapped(rows: Sequence[Row], rate: float, seeds: set[int]) -> list[Row]:
     return [named(row) for row in rows]
 
 
-def frontier(rows: Sequence[Row], rate: float, times: int) -> tuple[Counter[str], int]:
-    """Verdicts on the second name of plain against plain's frontier, and how often its rate is called dominated."""
+class Swaps(NamedTuple):
+    """What is said of a rate of plain, and of an arm that is plain at it, where the two names are swapped.
+
+    Args:
+        words: verdicts on the arm against plain's frontier.
+        dominated: how often the rate is called dominated.
+        fastest: how often it is not, because with these names it learns most of all rates.
+    """
+
+    words: Counter[str]
+    dominated: int
+    fastest: int
+
+
+def frontier(rows: Sequence[Row], rate: float, times: int) -> Swaps:
+    """Verdicts on the second name of plain against plain's frontier, and what is said of its rate."""
     kept = [row for row in rows if row.arm in (PLAIN, BEFORE, NAME)]
     seeds = sorted({row.seed for row in kept})
     random = np.random.default_rng(0)
     words: Counter[str] = Counter()
-    dominated = 0
+    dominated = fastest = 0
     for _ in range(times):
         chosen = {seed for seed in seeds if random.random() < 0.5}
         found = judge_rows(swapped(kept, rate, chosen))
         words[found.primary[NAME].word] += 1
         dominated += rate in found.dominated
-    return words, dominated
+        new = found.measured.new.mean(0)
+        fastest += rate not in found.dominated and found.measured.points[int(new.argmin())].rate == rate
+    return Swaps(words, dominated, fastest)
 
 
 def split(rows: Sequence[Row], arm: str, times: int) -> Counter[str]:
@@ -164,7 +181,7 @@ def judged(rows: Sequence[Row], study: Sequence[Row], times: int) -> list[str]:
         mine = [row for row in rows if row.arm in (PLAIN, BEFORE, first)]
         print(compare_pair(mine, first, plain).words())
         counts = Counter(resampled(mine, first, plain, times=times))
-        line(f"  {times} swaps: {told(counts)}", counts["no evidence"] + counts["equal"] >= LEAST * times)
+        line(f"  {times} swaps: {told(counts)}", counts[NO_EVIDENCE] >= LEAST * times)
     halves: Counter[str] = Counter()
     named = dict.fromkeys(row.arm for row in study)
     tried = [plain, *(arm for arm in named if arm not in (PLAIN, BEFORE, *BOUNDS))]
@@ -172,13 +189,17 @@ def judged(rows: Sequence[Row], study: Sequence[Row], times: int) -> list[str]:
         halves += split(study, arm, times)
     line(
         f"two halves of the seeds of one arm, {times} splits of each of {len(tried)}: {told(halves)}",
-        halves["better"] + halves["worse"] <= (1 - LEAST) * halves.total(),
+        halves[BETTER] + halves[WORSE] <= (1 - LEAST) * halves.total(),
     )
     if NAME in arms:
-        words, dominated = frontier(rows, rate, times)
-        line(f"plain's own rate is called dominated in {dominated} of {times} swaps", dominated >= LEAST * times)
-        # Where another rate learns more by over δ and keeps more, an arm that is plain at this one is surely worse.
-        line(f"{NAME} as an arm against plain's frontier: {told(words)}", words["better"] <= (1 - LEAST) * times)
+        by = judge_rows([row for row in rows if row.arm in (PLAIN, BEFORE)]).dominated.get(rate)
+        line(f"plain at {rate:g} is dominated by {f'{by:g}' if by else 'no other rate'}", by is not None)
+        found = frontier(rows, rate, times)
+        # Where no rate beats it, because with these names it learns most, it is not dominated.
+        kept = f"{found.dominated} of {times} swaps, and in {found.fastest} it learns most of all rates"
+        line(f"  it is called dominated in {kept}", found.dominated + found.fastest == times)
+        wrong = found.words[BETTER] + found.words[WORSE]
+        line(f"{NAME} as an arm against plain's frontier: {told(found.words)}", wrong <= (1 - LEAST) * times)
     return missed
 
 

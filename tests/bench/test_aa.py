@@ -42,7 +42,8 @@ def test_nothing_is_found_where_nothing_is(capsys: pytest.CaptureFixture[str]) -
     assert aa.judged(rows(), rows(), 100) == []
     said = capsys.readouterr().out
     assert "again against plain@0.003, 8 seeds: no evidence" in said
-    assert "plain's own rate is called dominated in 100 of 100 swaps" in said
+    assert "plain at 0.003 is dominated by 0.001" in said
+    assert "it is called dominated in 100 of 100 swaps, and in 0 it learns most of all rates" in said
     assert "again as an arm against plain's frontier: no evidence 100" in said
 
 
@@ -62,4 +63,10 @@ def test_an_arm_that_keeps_more_is_found(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_rate_that_is_not_dominated_is_missed() -> None:
     given = [replace(row, old=0.5) if row.learning_rate == RATE else row for row in rows()]
-    assert any("dominated in 0 of 4" in line for line in aa.judged(given, given, 4))
+    assert "plain at 0.003 is dominated by no other rate" in aa.judged(given, given, 4)
+
+
+def test_a_rate_that_learns_most_with_some_names_is_not_dominated_there() -> None:
+    lucky = [replace(row, new=row.new - 0.02) if row.arm == aa.NAME else row for row in rows()]
+    found = aa.frontier(lucky, RATE, 20)
+    assert 0 < found.fastest == 20 - found.dominated < 20

@@ -1,5 +1,7 @@
 """Two arms with each other: one arm under two names is no evidence, a real difference is found."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,15 @@ def test_a_difference_is_found_to_both_sides() -> None:
 def test_what_learns_less_is_not_better() -> None:
     assert compare_pair(twice(gain=0.2, new=0.5), "one", "two").word == "learns less"
     assert compare_pair(twice(gain=0.2, new=-0.5), "one", "two").word == "learns more"
+
+
+def test_equal_is_who_surely_keeps_and_learns_as_much() -> None:
+    rows = [*plain_rows(5), *arm_rows("a", 2.0, 6.0, seeds=5), *arm_rows("b", 2.0, 6.0, seeds=5)]
+    assert compare_pair(rows, "a", "b", margin=0.01).word == "equal"
+    assert compare_pair(rows, "a", "a", margin=0.0).word == "equal"
+    noisy = [replace(row, new=row.new + 0.02 * (-1) ** row.seed) if row.arm == "a" else row for row in rows]
+    assert compare_pair(noisy, "a", "b", margin=0.01).word == "no evidence"
+    assert compare_pair(noisy, "a", "b", margin=0.1).word == "equal"
 
 
 def test_plain_is_named_with_its_rate() -> None:

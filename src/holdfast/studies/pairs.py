@@ -207,4 +207,6 @@ def _word(low: float, high: float, learned: Effect, margin: float, seeds: int, *
         return BETTER
     if high < 0 and learned.mean >= -margin and sure:
         return WORSE
-    return EQUAL if max(abs(low), abs(high)) <= margin else NO_EVIDENCE
+    # Equal is who surely keeps as much and surely learns as much, each within the margin.
+    widest = max(abs(low), abs(high), abs(learned.mean) + half)
+    return EQUAL if widest <= margin else NO_EVIDENCE
