@@ -229,6 +229,11 @@ def test_forgetting_of_avalanche_is_minus_our_backward_transfer(rows, homes, exp
         assert terms[task]["backward_transfer"] == (None if drop is None else pytest.approx(-drop))
 
 
+def test_a_drop_from_1_to_04_is_a_forgetting_of_06_in_avalanche_and_here():
+    terms = matrix([[None], [1.0], [0.4]], homes=(1,)).per_task("accuracy")["a"]
+    assert (terms["forgetting"], terms["backward_transfer"]) == (pytest.approx(0.6), pytest.approx(-0.6))
+
+
 def test_forgetting_of_avalanche_starts_from_the_own_stage_and_ours_from_the_best_row():
     terms = matrix([[None] * 3, [0.5, 0.1, 0.1], [0.9, 0.8, 0.1], [0.4, 0.8, 0.9]]).per_task("accuracy")["a"]
     assert terms["forgetting"] == pytest.approx(0.9 - 0.4)
