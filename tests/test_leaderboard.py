@@ -12,7 +12,18 @@ from holdfast.studies.records import COST_COLUMNS, write_rows
 from holdfast.studies.results import Row, write_results
 from study_examples import arm_rows, plain_rows
 
-STUDY = "config: {stages: [{name: a}, {name: b}]}\nold: [a]\nnew: [b, c]\n"
+STUDY = """config:
+  job: continual/train/abcd_kl
+  stages: [{name: a, tokens: 4096, data: [{name: a}]}, {name: b, tokens: 2048, data: [{name: b}]}]
+  training: {batch_size: 4}
+  optimization: {lr: 0.003, schedule: constant}
+  architecture: {preset: tiny, n_layers: 1, n_embd: 16, n_head: 2, block_size: 64}
+old: [a]
+new: [b, c]
+seeds: [0]
+arms: {}
+drift: true
+"""
 FULL = {"new_tokens": 100.0, "total_tokens": 100.0}
 SEEDS = 5
 
@@ -36,13 +47,22 @@ def rows() -> list[Row]:
     return [*plain, *early, *ended, *worst, *(asked(row, 9.0) for row in null), *joint]
 
 
+def write(path: Path, found: list[Row]) -> None:
+    """Results as a study writes them, with what each row was made with: plain tells what it began with."""
+    write_results(path, found)
+    head, *lines = path.read_text().splitlines()
+    told = [line.replace("before,", "plain,").split(",") for line in lines]
+    digests = [f"{arm}{rate or 0.003}" for arm, _, rate, *_ in told]
+    path.write_text("\n".join([f"{head},digest", *map(",".join, zip(lines, digests, strict=True))]) + "\n")
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One study with results and costs, one without."""
     for name in ("one", "two"):
         (tmp_path / f"{name}.yaml").write_text(STUDY)
     (tmp_path / "results").mkdir()
-    write_results(tmp_path / "results" / "one.csv", rows())
+    write(tmp_path / "results" / "one.csv", rows())
     cost = dict.fromkeys(COST_COLUMNS, "") | {"arm": "forward KL", "learning_rate": "0.003", "step_seconds": "0.5"}
     costs = [
         {**cost, "seed": f"{seed}", "run": f"r{seed}", "seconds": "720", "machine": "a machine"} for seed in range(5)
@@ -72,10 +92,12 @@ def test_the_page_has_words_first_then_a_table_with_all_that_stands_beside(folde
     assert cells[-1] == "5 + 0"
     null = next(line for line in page.splitlines() if line.startswith("| forward KL"))
     assert "| 20 | 9.000 | 0.500 |" in null
-    assert "1.0 hours by their own clocks" in page
+    assert "30 runs, of which 5 took 1.0 hours by their own clocks" in page
+    assert "0.01M parameters on bytes, trained from scratch; a 16 steps, b 8 steps; 4 rows of 64 tokens a step" in page
+    assert "- s/step: not measured, these runs were made before that was recorded." in page  # plain's
     assert "on a machine" in page
     assert "two (not run)" in page
-    assert "- [one.yaml](../examples/studies/one.yaml): old is a, new is the mean of b and c; 30 runs" in page
+    assert "- [one.yaml](../examples/studies/one.yaml): old is a, new is the mean of b and c; 0.01M" in page
 
 
 def test_plain_is_taken_where_it_had_seen_as_many_new_tokens(folder: Path) -> None:
@@ -120,13 +142,13 @@ def test_the_gap_to_joint_training_is_paired_by_seed(folder: Path) -> None:
 def test_orders_and_a_larger_model_are_put_beside_each_other(folder: Path) -> None:
     for name in ("order-x", "order-y", "one-15m"):
         (folder / f"{name}.yaml").write_text(STUDY)
-        write_results(folder / "results" / f"{name}.csv", rows())
+        write(folder / "results" / f"{name}.csv", rows())
     page = leaderboard.page(*leaderboard.read_studies(folder / "results"))
     assert "The verdict is the same in all 2 orders for replay 5 %, forward KL." in page
     assert "The order of the ways is the same." in page
     assert "Keeps most beyond plain, in each order: replay 5 %, replay 5 %." in page
     less = [row for row in rows() if row.arm != "forward KL"]
-    write_results(folder / "results" / "order-y.csv", less)
+    write(folder / "results" / "order-y.csv", less)
     page = leaderboard.page(*leaderboard.read_studies(folder / "results"))
     assert "in all 2 orders for replay 5 %. Not run in every order: forward KL." in page
     assert "| plain × 1 loses | 5.500 | 5.500 |" in page

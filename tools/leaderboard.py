@@ -21,16 +21,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.config import read_yaml
+from holdfast.config import merge, read_yaml
 from holdfast.errors import UserError
 from holdfast.report.verdict_tables import interval, said, signed
 from holdfast.studies.inference import LEVEL, Block, effect, point
 from holdfast.studies.measured import measured
 from holdfast.studies.records import costs_file, read_table
 from holdfast.studies.results import Row, read_results
-from holdfast.studies.study import BEFORE, BOUNDS, PLAIN
-from holdfast.studies.verdict import BETTER, NO_EVIDENCE, WORSE, Estimate, Judgement, Verdict, judge, judge_rows
+from holdfast.studies.study import BEFORE, BOUNDS, PLAIN, STAGES, nested, read_study
+from holdfast.studies.verdict import BETTER, WORSE, Estimate, Judgement, Verdict, judge, judge_rows
 from holdfast.studies.words import arm_words, ordered, plain_words
+from holdfast.training.config import config_classes
+from holdfast.training.resolve import resolve
 from holdfast.types import Json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,13 +56,14 @@ so much more, as beside ways that learn all there is, a Δ below 0 stays "no evi
 configuration was chosen on other seeds. These are tiny models and short stages: the
 page says what holds there, not what holds for yours; [the same command](howto-run-a-study.md) takes your config.
 """
-LEGEND = """Lower losses are better; means over seeds. **worst old**: the largest old loss at the measured points of the
-new stages. **Δ, equal total tokens**: against plain's rates at the end of their runs, which saw as many tokens in all.
-**Δ, equal new tokens**: against plain's rates when they had seen as many *new* tokens, for replayed rows take the place
-of new ones; between two checkpoints plain is interpolated in the logarithm of steps. **relearn**: steps of training on
-the old data again, with a fresh optimizer at the base rate, until the old loss is back where arms began; ≥ where some
-seeds were not back when it was given up. **KL on new**: KL(before ‖ after) on held-out new rows, nats per token.
-**runs**: of the arm on judged seeds + on selection seeds."""
+LEGEND = """**new**, **old**: losses on held-out text at the end, in bits per byte, means over seeds; lower is better.
+**s/step**: seconds of a training step. **old rows**: rows of the old data that an arm trained on. **worst old**: the
+largest old loss at the measured points of the new stages. **Δ, equal total tokens**: against plain's rates at the end
+of their runs, which saw as many tokens in all. **Δ, equal new tokens**: against plain's rates when they had seen as
+many *new* tokens, for replayed rows take the place of new ones; between two checkpoints plain is interpolated in the
+logarithm of steps. **relearn**: steps of training on the old data again, with a fresh optimizer at the base rate,
+until the old loss is back where arms began; ≥ where some seeds were not back when it was given up. **KL on new**:
+KL(before ‖ after) on held-out new rows, nats per token. **runs**: of the arm on judged seeds + on selection seeds."""
 
 
 class Fit(NamedTuple):
@@ -98,6 +101,22 @@ class Result:
         stages = self.config.get("stages") or []
         told = " → ".join(str(stage["name"]) for stage in stages) or self.name
         return f"{told} ({self.name})" if told != self.name else told
+
+    @cached_property
+    def setting(self) -> str:
+        """Model, batch, learning rate and stages of its runs."""
+        study = read_study(self.study)
+        # Data that is not at hand changes nothing of this.
+        stages = [{**stage, "data": [{"name": "lists"}]} for stage in study.stages]
+        run = resolve(study.job, merge(config_classes(study.job), nested({**study.values, STAGES: stages})))
+        each = run.curriculum.batch_size * run.curriculum.block_size
+        told = ", ".join(f"{stage['name']} {stage['tokens'] // each:,} steps" for stage in study.stages)
+        size = f"{run.model.num_parameters() / 1e6:.2f}M parameters on {run.flat_config()['tokenizer/name']}"
+        return (
+            f"{size}, trained from scratch; {told}; "
+            f"{run.curriculum.batch_size} rows of {run.curriculum.block_size} tokens a step; learning rate × 1 is "
+            f"{run.config.lr:g}, schedule {run.options.optim.schedule}"
+        )
 
     @property
     def losses(self) -> str:
@@ -337,18 +356,36 @@ def seconds(results: Iterable[Result]) -> float:
     return sum(sum({row["run"]: float(row.get("seconds") or 0) for row in result.costs}.values()) for result in results)
 
 
+def count_runs(result: Result) -> int:
+    """Runs behind a study: configurations whose options are equal in all, such as averages of plain, are one."""
+    return len({(row["seed"], row["digest"].partition("-")[0]) for row in read_table(result.path)})
+
+
 def size(result: Result) -> str:
     """Runs, seeds, margin and time behind a section."""
     found = result.found
-    runs = {(row.arm, row.seed, row.learning_rate, "" if row.arm == PLAIN else row.strength) for row in result.rows}
-    count = len([run for run in runs if run[0] != BEFORE])
+    count = count_runs(result)
     chosen = f", {len(found.selection_seeds)} to choose on" if found.selection_seeds else ""
     spent = f"; {seconds([result]) / 3600:.1f} h by the runs' own clocks" if result.costs else ""
     return (
-        f"[{result.study.name}](../examples/studies/{result.study.name}): {result.losses}; "
+        f"[{result.study.name}](../examples/studies/{result.study.name}): {result.losses}; {result.setting}; "
         f"{count} runs; {len(found.measured.seeds)} judging seeds{chosen}; "
         f"δ = {found.margin:.3g} bits per byte ({found.margin_source}){spent}."
     )
+
+
+def unmeasured(result: Result) -> str:
+    """Which columns are empty, where the runs were not measured for them and are no more."""
+    asked = read_yaml(result.study)
+    ends = [rows[0].costs for rate in {at.rate for at in result.found.measured.points}
+            for rows in result.ends(PLAIN, rate).values()]  # fmt: skip
+    wanted = [
+        ("relearn", "relearn_steps", asked.get("relearn")),
+        ("KL on new", "new_kl", asked.get("drift")),
+        ("s/step", "step_seconds", True),
+    ]
+    missing = [name for name, key, wished in wanted if wished and not any(key in costs for costs in ends)]
+    return f"{', '.join(missing)}: not measured, these runs were made before that was recorded" if missing else ""
 
 
 def in_words(found: Judgement) -> str:
@@ -370,12 +407,14 @@ def summary(results: Sequence[Result]) -> str:
             words.setdefault(verdict.word, []).append(f"{name}{size}")
         parts = [f"{word}: {', '.join(names)}" for word, names in words.items()]
         lines.append(f"- **{result.title}**, {len(result.found.measured.seeds)} seeds. {'; '.join(parts)}.")
-    return "\n".join(["What came out, against plain training that learns as much (bits per byte kept):", "", *lines])
+    told = "What came out, in bits per byte kept beyond plain training that learns as much (for a way that learns\n"
+    told += "more than every plain run: beyond plain where it learns most):"
+    return "\n".join([told, "", *lines])
 
 
 def section(result: Result) -> str:
     """One study, in words first."""
-    notes = [*plain_words(result.found), *result.found.notes]
+    notes = [*plain_words(result.found), *result.found.notes, *filter(None, [unmeasured(result)])]
     parts = [f"## {result.title}", in_words(result.found), arms_table(result), plain_table(result)]
     parts.append(
         "\n".join([f"- {size(result)}", *(f"- {note}." for note in notes), *(f"- {each}" for each in claims(result))])
@@ -454,9 +493,12 @@ def headlines(results: Sequence[Result]) -> str:
     for result in results:
         arms = ordered(dict(result.found.primary))
         kept = [f"{name} {interval(verdict.told)}" for name, verdict in arms if verdict.word == BETTER]
-        others = {word: [name for name, verdict in arms if verdict.word == word] for word in (NO_EVIDENCE, WORSE)}
+        others: dict[str, list[str]] = {}
+        for name, verdict in arms:
+            if verdict.word != BETTER:
+                others.setdefault(verdict.word, []).append(name)
         told = [f"more is kept by {', '.join(kept)}"] if kept else ["no way is shown to keep more"]
-        told += [f"{word}: {', '.join(names)}" for word, names in others.items() if names]
+        told += [f"{word}: {', '.join(names)}" for word, names in others.items()]
         lines.append(f"- **{result.title}**, {len(result.found.measured.seeds)} seeds: {'; '.join(told)}.")
     return "\n".join(lines)
 
@@ -473,9 +515,12 @@ def behind(results: Sequence[Result]) -> str:
     runs = sum(len({row["run"] for row in result.costs}) for result in results)
     if not runs:
         return f"Made by `{COMMAND}`."
+    unknown = [result.name for result in results if not result.costs]
+    more = f" The clocks of {' and '.join(unknown)} were not kept." if unknown else ""
     return (
-        f"Made by `{COMMAND}`: {runs} runs, {seconds(results) / 3600:.1f} hours by their own clocks (steps, "
-        f"compilation, evaluation) on {'; '.join(machines)}, which other work shared."
+        f"Made by `{COMMAND}`: {sum(map(count_runs, results)):,} runs, of which {runs} took "
+        f"{seconds(results) / 3600:.1f} hours by their own clocks (steps, compilation, evaluation) on "
+        f"{'; '.join(machines)}, which other work shared.{more}"
     )
 
 

@@ -134,6 +134,17 @@ def test_plain_under_another_name_at_a_dominated_rate_is_not_worse() -> None:
         assert only([*rows, *arm_rows("a", new, old, seeds=5, noise=0.02, rate=rate)]).word == "worse"
 
 
+def test_what_learns_all_there_is_and_keeps_less_is_told_why_it_is_not_worse() -> None:
+    found = only([*plain_rows(5), *arm_rows("a", 2.0, 8.0, seeds=5)])
+    assert found.better is not None
+    assert found.better.high < 0
+    assert (found.word, found.notes[-1]) == (
+        "no evidence",
+        "it keeps less, but no plain run surely learns more, which worse asks for",
+    )
+    assert not any("worse asks" in note for note in only([*plain_rows(5), *arm_rows("a", 2.5, 8.0, seeds=5)]).notes)
+
+
 def test_what_learns_and_keeps_more_is_better() -> None:
     found = only([*plain_rows(new=(4.0, 2.0, 3.0)), *arm_rows("a", 1.5, 1.0)])
     assert found.word == "better"

@@ -43,6 +43,7 @@ BETTER, WORSE, EQUAL, NO_EVIDENCE = "better", "worse", "equal", "no evidence"
 LEARNS_LESS, LEARNS_MORE, TOO_FEW = "learns less", "learns more", "too few seeds"
 SLOW_END = "at the slow end of plain's runs"
 FAR_APART = "plain's rates are far apart there"
+NONE_LEARNS_MORE = "it keeps less, but no plain run surely learns more, which worse asks for"
 
 
 Readable = TypeVar("Readable", float, Array)
@@ -434,8 +435,11 @@ class _Comparison:
         against = [doubt.note for doubt in self.better_doubts if better.low > 0 and doubt.p >= better.level]
         if worse is not None and worse.high < 0:
             against += [doubt.note for doubt in self.worse_doubts if doubt.p >= worse.level]
+        word = self._word(better, worse, outcome.margin, doubted=bool(against))
+        if word == NO_EVIDENCE and worse is None and better.high < 0:
+            against.append(NONE_LEARNS_MORE)
         return Verdict(
-            self._word(better, worse, outcome.margin, doubted=bool(against)),
+            word,
             self.seeds,
             better,
             worse,
