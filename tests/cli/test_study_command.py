@@ -70,6 +70,27 @@ def test_a_mistake_in_the_study_is_a_user_error(tmp_path: Path) -> None:
         CliRunner().invoke(app, ["study", "run", str(path)], catch_exceptions=False)
 
 
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (
+            ["--only", "replay-s0"],
+            "tiny.yaml: --only: got 'replay-s0', expected the name of a run, such as replay-25-x1",
+        ),
+        (["--only", "plain-x1-s0", "--workers", "2"], "--only: not with --workers or --slurm"),
+        (["--only", "plain-x1-s0", "--slurm"], "--only: not with --workers or --slurm"),
+    ],
+)
+def test_names_of_runs_that_are_none_or_without_effect_are_refused(tmp_path: Path, more: list[str], named: str) -> None:
+    path = write_study(tmp_path)
+    with pytest.raises(UserError) as caught:
+        CliRunner().invoke(
+            app, ["study", "run", str(path), "--out", str(tmp_path / "r"), *more], catch_exceptions=False
+        )
+    assert named in str(caught.value)
+    assert not (tmp_path / "r").exists()
+
+
 def test_jobs_of_an_array_wait_for_those_they_branch_from(tmp_path: Path) -> None:
     graph = Graph(tiny(tmp_path, seeds=[0, 1]))
     runs = graph.runs(graph.judging({}))

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, List, Optional
 
@@ -10,6 +11,7 @@ import typer
 
 from holdfast.cli.options import Out
 from holdfast.cluster.resources import Resources
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.studies.graph import Cost, StudyRun
@@ -153,8 +155,11 @@ def run(
     Example: holdfast study run examples/studies/*.yaml --workers 2
     """
     code, plugins = 0, context.find_root().params.get("plugin") or []
+    if only and (slurm or workers > 1):
+        raise UserError("--only: not with --workers or --slurm, which share all runs; leave one of them out")
     for path in studies:
         progress, state = _look(path, out)
+        _check_names(path, state, only or [])
         if slurm:
             code = max(code, _submit(progress, state, Resources(time=time, setup=tuple(setup or ())), plugins, next_))
         elif workers > 1:
@@ -167,6 +172,15 @@ def run(
         if code > 128:
             break  # somebody wants it to stop
     raise typer.Exit(code)
+
+
+def _check_names(path: Path, state: "State", only: list[str]) -> None:
+    """Refuse names that no run of a study has."""
+    names = [run.name for run in state.runs]
+    for name in only:
+        if name not in names:
+            near = get_close_matches(name, names, n=3, cutoff=0.0)
+            raise UserError(f"{path}: --only: got {name!r}, expected the name of a run, such as {', '.join(near)}")
 
 
 def _submit(progress: "Progress", state: "State", resources: Resources, plugins: list[str], again: bool) -> int:
