@@ -66,6 +66,15 @@ def test_equal_is_who_surely_keeps_and_learns_as_much() -> None:
     assert compare_pair(noisy, "a", "b", margin=0.1).word == "equal"
 
 
+def test_accuracies_have_a_margin_of_their_own() -> None:
+    rows = [*plain_rows(5), *arm_rows("a", 2.0, 6.0, seeds=5), *arm_rows("b", 2.0, 6.0, seeds=5)]
+    tried = [replace(row, old=row.old / 10 + 0.03 * (row.arm == "a"), measure="accuracy") for row in rows]
+    # The given margin is one of new losses: 3 points of accuracy are more than 1.
+    assert compare_pair(tried, "a", "b", margin=0.1).word == "better"
+    noisy = [replace(row, old=row.old + 0.03 * (row.seed - 2)) if row.arm == "a" else row for row in tried]
+    assert compare_pair(noisy, "a", "b", margin=0.5).word == "no evidence"
+
+
 def test_plain_is_named_with_its_rate() -> None:
     rows = [*plain_rows(5), *arm_rows("a", 2.0, 6.0, seeds=5, noise=0.1)]
     assert compare_pair(rows, "a", "plain@3e-3").word == "no evidence"

@@ -33,6 +33,7 @@ from holdfast.studies.verdict import (
     EQUAL,
     LEARNS_LESS,
     LEARNS_MORE,
+    MARGIN,
     NO_EVIDENCE,
     TOO_FEW,
     WORSE,
@@ -136,8 +137,8 @@ def _shared(rows: Sequence[Row], first: str, second: str) -> tuple[Measured, Tas
 def compare_pair(rows: Sequence[Row], first: str, second: str, *, margin: float | None = None) -> Pair:
     """The first arm against the second one, over the seeds that both have."""
     study, task, one, two = _shared(rows, first, second)
-    allowed = margin if margin is not None else default_margin(study)[0]
-    return _pair(first, second, task.weights, one.old - two.old, one.new - two.new, allowed)
+    margins = _margins(study, task, margin)
+    return _pair(first, second, task.weights, one.old - two.old, one.new - two.new, margins)
 
 
 def resampled(
@@ -150,18 +151,24 @@ def resampled(
     gives all differences one sign), so 8 or more are needed for a fair count.
     """
     study, task, one, two = _shared(rows, first, second)
-    allowed = margin if margin is not None else default_margin(study)[0]
+    margins = _margins(study, task, margin)
     old, new = one.old - two.old, one.new - two.new
     random = np.random.default_rng(seed)
     counts: dict[str, int] = {}
     for _ in range(times):
         sign = random.choice([-1.0, 1.0], len(new))
-        word = _pair(first, second, task.weights, old * sign[:, None], new * sign, allowed).word
+        word = _pair(first, second, task.weights, old * sign[:, None], new * sign, margins).word
         counts[word] = counts.get(word, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
-def _pair(first: str, second: str, weights: Array, old_SM: Array, new_S: Array, margin: float) -> Pair:
+def _margins(study: Measured, task: Task, margin: float | None) -> tuple[float, float]:
+    """Within which two new losses, and two old values, are equal; accuracies have a margin of their own."""
+    allowed = margin if margin is not None else default_margin(study)[0]
+    return allowed, allowed if task.measure == "loss" else MARGIN
+
+
+def _pair(first: str, second: str, weights: Array, old_SM: Array, new_S: Array, margins: tuple[float, float]) -> Pair:
     kept = effect([Block(-old_SM, weights)])
     learned = effect([Block(new_S[:, None], np.ones(1))])
     chances = [
@@ -173,10 +180,10 @@ def _pair(first: str, second: str, weights: Array, old_SM: Array, new_S: Array, 
     half = point(kept.degrees, level) * kept.error if np.isfinite(kept.error) else np.inf
     low, high = kept.mean - half, kept.mean + half
     mde = detectable(kept.error, kept.degrees, level) if np.isfinite(kept.error) else np.inf
-    word = _word(low, high, learned, margin, len(new_S), sure=min(chances) < level)
+    word = _word(low, high, learned, margins, len(new_S), sure=min(chances) < level)
     return Pair(
         *(first, second, word, kept.mean, float(low), float(high), min(adjusted), float(mde)),
-        *(learned.mean, len(new_S), margin),
+        *(learned.mean, len(new_S), margins[0]),
     )
 
 
@@ -195,7 +202,8 @@ def _p_of_swaps(gains_S: Array) -> float:
     return float((signs @ gains_S >= gains_S.sum() - 1e-12 * np.abs(gains_S).sum()).mean())
 
 
-def _word(low: float, high: float, learned: Effect, margin: float, seeds: int, *, sure: bool) -> str:
+def _word(low: float, high: float, learned: Effect, margins: tuple[float, float], seeds: int, *, sure: bool) -> str:
+    margin, old_margin = margins
     if seeds < FEWEST_SEEDS:
         return TOO_FEW
     half = point(learned.degrees, LEVEL / 2) * learned.error
@@ -208,5 +216,5 @@ def _word(low: float, high: float, learned: Effect, margin: float, seeds: int, *
     if high < 0 and learned.mean >= -margin and sure:
         return WORSE
     # Equal is who surely keeps as much and surely learns as much, each within the margin.
-    widest = max(abs(low), abs(high), abs(learned.mean) + half)
-    return EQUAL if widest <= margin else NO_EVIDENCE
+    equal = max(abs(low), abs(high)) <= old_margin and abs(learned.mean) + half <= margin
+    return EQUAL if equal else NO_EVIDENCE
