@@ -178,3 +178,32 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 
 def test_a_loop_whose_counter_grows_by_two_runs_half_as_often() -> None:
     assert collectives(WINDOWED, 2) == [Collectives("collective-permute", 4, 4 * 32, group=2, span=2)]
+
+
+SPREAD = """HloModule jit_step
+
+%begun (p: f32[4]) -> f32[8] {
+  ROOT %all-gather.1 = f32[8]{0} all-gather(%p), channel_id=7, replica_groups={{0,1}}
+}
+
+%further (p: f32[4]) -> f32[8] {
+  ROOT %all-gather.2 = f32[8]{0} all-gather(%p), channel_id=7, replica_groups={{0,1}}
+}
+
+%product (p: (f32[8])) -> (f32[8]) {
+  ROOT %part = f32[8]{0} fusion(%p), kind=kCustom, calls=%further
+}
+
+%layer (p: (f32[8])) -> (f32[8]) {
+  %start = f32[8]{0} fusion(%p), kind=kCustom, calls=%begun
+  ROOT %inner = (f32[8]) while(%start), condition=%cond, body=%product, config={"known_trip_count":{"n":"16"}}
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %loop = (f32[8]{0}, u32[]) while(%p), condition=%cond, body=%layer, config={"known_trip_count":{"n":"2"}}
+}
+"""
+
+
+def test_a_collective_that_goes_on_in_the_parts_of_a_product_runs_as_often_as_it_is_begun() -> None:
+    assert collectives(SPREAD, 2) == [Collectives("all-gather", 2, 2 * 32, group=2, span=2)]

@@ -74,6 +74,19 @@ def unscaled(q: Any, k: Any, v: Any, ids: Any, rules: Rules) -> jax.Array:
     return chunked_attention(q, k, v, ids, rules=rules._replace(scale=None))
 
 
+def seeping(q: Any, k: Any, v: Any, ids: Any, rules: Rules) -> jax.Array:
+    """A kernel whose gradient on values goes a little to everybody, less than rounding takes."""
+    everybody = 1e-8 * v.sum()
+    return chunked_attention(q, k, v, ids, rules=rules) + (everybody - jax.lax.stop_gradient(everybody))
+
+
+def test_a_gradient_that_seeps_into_other_examples_is_found_however_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KERNELS, "splash", seeping)
+    [check] = only("splash")
+    assert check.passed is False
+    assert check.found == "a gradient goes to the future or to another packed example"
+
+
 def only(name: str) -> Iterator[selftest.Check]:
     """One kernel's check, as `checks` makes it."""
     yield selftest._checked(f"kernel {name}", lambda: selftest.kernel(name))

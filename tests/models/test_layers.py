@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from holdfast.models import axes
 from holdfast.models.config import ModelSpec
-from holdfast.models.layers import activate, layer_norm, rms_norm, rotary_angles, rotate
+from holdfast.models.kernels import lowering_for
+from holdfast.models.layers import activate, gathered, layer_norm, rms_norm, rotary_angles, rotate
 
 
 def normal(*shape, seed=0):
@@ -85,3 +87,25 @@ def test_activations(kind):
     expected["gelu_gated"] = cubic * x
     got = activate(kind, x, gate if kind.endswith("_gated") else None)
     np.testing.assert_allclose(got, expected[kind], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("platform", "width", "names", "pinned"),
+    [
+        ("tpu", 512, (axes.MLP, axes.EMBED), True),
+        ("tpu", 516, (axes.MLP, axes.EMBED), False),  # the compiler finds the part itself
+        ("tpu", 512, (axes.EMBED, axes.MLP), False),
+        ("tpu", 512, (axes.ROUTES, axes.EMBED), False),  # experts are split otherwise where they are stored
+        ("cpu", 512, (axes.MLP, axes.EMBED), False),
+    ],
+)
+def test_the_gradient_of_a_weight_in_narrow_shards_is_said_to_be_in_shards(platform, width, names, pinned):
+    mesh = jax.sharding.AbstractMesh(
+        (1, 4, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3
+    )
+    with jax.sharding.use_abstract_mesh(mesh), lowering_for(platform):
+        gradient = jax.make_jaxpr(jax.grad(lambda weight: gathered(weight, *names).sum()))(jnp.zeros((8, width)))
+    placed = [each.params["sharding"].spec for each in gradient.eqns if each.primitive.name == "sharding_constraint"]
+    assert len(placed) == 2
+    assert "fsdp" not in placed[0]
+    assert ("fsdp" in placed[1]) == pinned

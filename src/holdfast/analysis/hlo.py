@@ -2,7 +2,8 @@
 
 A program is a list of computations. One that a loop calls runs as often as the loop does, so each collective is
 counted with the product of the loops around it. Compilers split a collective into a start and an end, and copy it
-into the pieces of a fusion: what has one channel is one collective.
+into the pieces of a fusion, some of them inside the loop of a product that it runs beside: what has one channel is one
+collective, and runs as often as the piece that runs least often.
 """
 
 import math
@@ -113,7 +114,7 @@ def collectives(text: str, num_devices: int, mesh: Mapping[str, int] | None = No
             channel = re.search(r"channel_id=(\d+)", line)
             key = (kind, channel[1] if channel else line.split("=")[0].strip())
             seen = found.get(key, (0, 0, group, ""))
-            found[key] = (max(seen[0], times), max(seen[1], size), group, _along(line, mesh or {}))
+            found[key] = (min(seen[0] or times, times), max(seen[1], size), group, _along(line, mesh or {}))
     totals: dict[tuple[str, int, str], tuple[int, int]] = {}
     for (kind, _), (times, size, group, along) in found.items():
         if group > 1:

@@ -181,14 +181,38 @@ def _kernel_on(mesh: Mesh, name: str, length: int, rules: kernels.Rules) -> floa
     worst = float(np.max(apart))  # NaN where one of them is, which Python's own `max` may pass over
     if not worst <= limit:
         raise WrongError(f"{worst:.1e} off the plain formula{_with(rules)}; at most {limit:.0e} is rounding")
-    q, k, v, gradient = arrays
-    at, time = length // 2, np.arange(length)
-    changed = taken((q, k.at[:, at].add(1), v.at[:, at].add(10), gradient))[0]
-    moved = np.asarray((changed != got[0]).any(axis=(2, 3)))
-    sees = (time >= at) & (time - at < (rules.window or length)) & (segments == segments[:, at : at + 1])
-    if (moved & ~sees).any():
-        raise WrongError(f"a token is seen from the past or from another packed example{_with(rules)}")
+    _apart(taken, arrays, got[0], segments, rules)
     return worst
+
+
+def _apart(
+    taken: Callable[..., Tree],
+    arrays: tuple[jax.Array, ...],
+    out: jax.Array,
+    segments: NDArray[Any],
+    rules: kernels.Rules,
+) -> None:
+    """A token changes nothing that must not see it, and gets no gradient from there: not a bit, however small.
+
+    Args:
+        taken: gives values and gradients.
+        out: the values as they are.
+    """
+    q, k, v, gradient = arrays
+    length = q.shape[1]
+    at, time = length // 2, np.arange(length)
+    of_one, near = segments == segments[:, at : at + 1], np.abs(time - at) < (rules.window or length)
+    changed = taken((q, k.at[:, at].add(1), v.at[:, at].add(10), gradient))[0]
+    moved = np.asarray((changed != out).any(axis=(2, 3)))
+    if (moved & ~(of_one & near & (time >= at))).any():
+        raise WrongError(f"a token is seen from the past or from another packed example{_with(rules)}")
+    found = taken((q, k, v, jnp.zeros_like(gradient).at[:, at].set(gradient[:, at])))[1:]
+    reached = [np.asarray((each != 0).any(axis=(2, 3))) for each in found]
+    for each, where in zip(
+        reached, (time == at, of_one & near & (time <= at), of_one & near & (time <= at)), strict=True
+    ):
+        if (each & ~where).any():
+            raise WrongError(f"a gradient goes to the future or to another packed example{_with(rules)}")
 
 
 def _with(rules: kernels.Rules) -> str:

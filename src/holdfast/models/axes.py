@@ -75,6 +75,14 @@ def group_rows(rows: int) -> int:
     return sizes.get("fsdp", 1) if rows % shards == 0 else 1
 
 
+def shard_width(width: int) -> int | None:
+    """Of the model's width, what one fsdp shard of a parameter has; None where the mesh does not split it."""
+    import jax
+
+    shards: int = jax.sharding.get_abstract_mesh().shape.get("fsdp", 1)
+    return width // shards if shards > 1 and width % shards == 0 else None
+
+
 def check_divisible(spec: ModelSpec, mesh_sizes: Mapping[str, int]) -> None:
     """Raise a ConfigError if the mesh cannot split the model evenly, saying which number to change.
 

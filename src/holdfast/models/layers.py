@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from holdfast.execution.memory import in_host_memory, on_device
 from holdfast.models import axes
 from holdfast.models.config import ModelSpec
+from holdfast.models.kernels import LANES, target_platform
 from holdfast.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 
 INIT_STD = 0.02
@@ -37,7 +38,37 @@ def gathered(weight: jax.Array, *names: str) -> jax.Array:
     Without this a compiler may leave the weight in shards and exchange activations instead, which are larger. Cast
     first: what is sent is as wide as the array.
     """
+    if target_platform() != "cpu" and names[-1] == axes.EMBED and axes.ROUTES not in names:
+        width = axes.shard_width(weight.shape[-1])
+        if width is not None and width <= LANES:
+            return _gathered_from_lanes(weight, names)
+    return _whole(weight, names)
+
+
+def _whole(weight: jax.Array, names: tuple[str, ...]) -> jax.Array:
+    """A weight laid out by its names, but for the width, which is in one piece."""
     return logical(weight, *(axes.ACTIVATION if name == axes.EMBED else name for name in names))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gathered_from_lanes(weight: jax.Array, names: tuple[str, ...]) -> jax.Array:
+    """As `_whole`, with a gradient that is said to be in shards.
+
+    Else a compiler is told to sum the gradient of the whole weight, and has to find out that each device uses a part of
+    it. libtpu's does, except where the part is one column of tiles: there every device was sent the whole sum.
+    """
+    return _whole(weight, names)
+
+
+def _forward_from_lanes(weight: jax.Array, names: tuple[str, ...]) -> tuple[jax.Array, None]:
+    return _whole(weight, names), None
+
+
+def _backward_from_lanes(names: tuple[str, ...], _: None, gradient: jax.Array) -> tuple[jax.Array]:
+    return (logical(gradient, *names),)
+
+
+_gathered_from_lanes.defvjp(_forward_from_lanes, _backward_from_lanes)
 
 
 def parameter(
