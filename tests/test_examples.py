@@ -1,17 +1,22 @@
 """The scripts below examples/ run to their ends."""
 
+import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_examples import SHARED
 from holdfast.report.run_files import open_run
+from training import tiny
 
-SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "pretrained.py"
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+SCRIPT = EXAMPLES / "pretrained.py"
 MODEL = SHARED / "weights" / "stories260K"
 ARMS = ("full", "full-slower", "lora", "kl", "replay", "average-half", "average-best")
 
@@ -51,3 +56,37 @@ def test_the_pretrained_study_compares_all_arms_and_does_nothing_twice(tmp_path:
     again, log = run(tmp_path)
     assert again.endswith(table)
     assert "before training (step 0)" not in log
+
+
+def answered(question: str) -> str:
+    """What the toy of self-replay asks for."""
+    task, asked = question[0], question[1:-1]
+    if task in "rs":
+        return asked[::-1] if task == "r" else "".join(sorted(asked))
+    total = sum(map(int, asked.split("+")))
+    return f"{total:02}"[::-1] if task == "a" else str(total % 10)
+
+
+def test_the_toy_of_self_replay_asks_what_it_says_and_its_arms_can_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("self_replay_toy", EXAMPLES / "self_replay_toy.py")
+    assert spec is not None
+    assert spec.loader is not None
+    toy: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(toy)
+    monkeypatch.setattr(toy, "TRAIN", 300)
+    toy.write_tasks(tmp_path)
+    for task in toy.TASKS:
+        splits = {}
+        for split in ("train", "validation"):
+            lines = (tmp_path / task / f"{split}.jsonl").read_text().splitlines()
+            splits[split] = {row["q"]: row["a"] for row in map(json.loads, lines)}
+            assert all(answered(question) == answer for question, answer in splits[split].items())
+        assert not set(splits["train"]) & set(splits["validation"])
+        assert len(splits["validation"]) == toy.HELD_OUT
+    for overrides in toy.ARMS.values():
+        config = toy.config(tmp_path, 500)
+        curriculum = tiny.resolved(config.pop("job"), config, *overrides).curriculum
+        assert [stage.name for stage in curriculum.stages] == list(toy.TASKS)
+        assert (curriculum.batch_size, curriculum.total_steps) == (128, 4 * 500)

@@ -12,7 +12,7 @@ import pytest
 from holdfast import registry
 from holdfast.config import field
 from holdfast.errors import UserError
-from holdfast.methods import Method, MethodConfig, StageFacts
+from holdfast.methods import BatchWeights, Method, MethodConfig, StageFacts
 from holdfast.training.compile import abstract_batch, trace_train
 from holdfast.training.initial import NoRows, abstract_stage
 from holdfast.training.state import stage_state
@@ -88,6 +88,52 @@ class LooksBack(Method):
         return jax.tree.map(lambda leaf: leaf * 1.0, params)
 
 
+@dataclass(frozen=True)
+class UnsaidConfig(MethodConfig):
+    """Says nothing of a reference."""
+
+    stages: Optional[List[int]] = field("methods/unsaid/stages", default=None, help="its stages")
+
+
+@registry.methods.register("unsaid", config=UnsaidConfig, help="for these tests")
+@dataclass(frozen=True)
+class Unsaid(Method):
+    """A token penalty, which is always given the reference's side, and a memory of plain numbers."""
+
+    config: UnsaidConfig
+
+    def init(self, params: Any) -> Any:
+        return {"seen": 0, "share": 1.0, "list": [np.zeros(2, np.float32), None]}
+
+    def remember(self, memory: Any, state: Any, data: Any) -> Any:
+        return {**memory, "seen": 10, "share": 0.5}
+
+    def token_penalty(self, logp: Any, reference_logp: Any, targets: Any) -> Any:
+        return jnp.square(logp - reference_logp).mean(axis=1)
+
+    def observe(self, memory: Any, gradients: Any, taken: Any, params: Any) -> Any:
+        return {**memory, "seen": memory["seen"] + 1, "share": memory["share"] * 0.5}
+
+
+@dataclass(frozen=True)
+class ByReferenceConfig(MethodConfig):
+    """Token losses by the reference are asked for here alone."""
+
+    stages: Optional[List[int]] = field("methods/by_reference/stages", default=None, help="its stages")
+    weighs_by = "reference"
+
+
+@registry.methods.register("by_reference", config=ByReferenceConfig, help="for these tests")
+@dataclass(frozen=True)
+class ByReference(Method):
+    """Weighs tokens by the reference's probability."""
+
+    config: ByReferenceConfig
+
+    def batch_weights(self, memory: Any, nll: Any, batch: Any) -> BatchWeights:
+        return BatchWeights(jnp.exp(-nll))
+
+
 def entered(folder: Path, *overrides: str) -> Any:
     """A trainer at the first step of its second stage, where its parameters have moved away from the reference."""
     trainer = tiny.trainer(JOB, VALUES, folder, *QUIET, *overrides)
@@ -134,6 +180,26 @@ def test_at_its_neutral_setting_it_agrees_with_plain_training(tmp_path: Path) ->
     found = [[record["ce"] for record in killing.train_records(trainer.spec.run_dir)] for trainer in runs]
     np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
     assert found[0][:8] == found[1][:8], "off in the first stage"
+
+
+@pytest.mark.parametrize("name", ["unsaid", "by_reference"])
+def test_a_hook_that_is_given_the_references_side_has_a_snapshot_taken(name: str) -> None:
+    curriculum = tiny.resolved(JOB, VALUES, f"training.methods=[{name}]").curriculum
+    assert curriculum.snapshot_steps() == {8: 1}
+
+
+def test_a_memory_of_plain_numbers_trains_and_goes_on(tmp_path: Path) -> None:
+    """What `init` and `remember` give as numbers are arrays in the state, which steps and checkpoints need."""
+    overrides = (*QUIET, "training.methods=[unsaid]")
+    whole = tiny.trainer(JOB, VALUES, tmp_path / "whole", *overrides)
+    whole.run()
+    memory = whole.state.memory["unsaid"]
+    assert int(memory["seen"]) == 10 + 8
+    assert float(memory["share"]) == 0.5**9
+    tiny.copy_until(whole, tmp_path / "again", 8)
+    again = tiny.trainer(JOB, VALUES, tmp_path / "again", *overrides)
+    again.run()
+    tiny.same_state(whole, again)
 
 
 def test_gradients_of_old_and_new_rows_are_told_apart(tmp_path: Path) -> None:

@@ -12,16 +12,20 @@ import yaml
 
 from holdfast.analysis.plan import plan_run
 from holdfast.cli.eval import eval_command
+from holdfast.errors import UserError
 from holdfast.execution.checkpoints import list_checkpoints
+from holdfast.methods.dft import ASFT, DFT, ASFTConfig, DFTConfig
 from holdfast.report import write_report
 from holdfast.report.timeline import read_curriculum
+from holdfast.training.resolve import read_options, resolve_options
 from holdfast.training.runs import open_run
 from training import own_trainer, tiny
 from training.killing import train_records
 
 JOB = "own/train/everything"
 VALUES = {key: value for key, value in tiny.CONTINUAL.items() if key != "eval"} | {"eval": {"evaluations": ["lists"]}}
-VALUES["stages"] = [{k: v for k, v in stage.items() if k != "overlap"} for stage in tiny.CONTINUAL["stages"]]
+STAGES = tiny.CONTINUAL["stages"]
+VALUES["stages"] = [{k: v for k, v in stage.items() if k != "overlap"} for stage in STAGES]
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +92,30 @@ def test_eval_and_report_ask_the_class(whole: Any, capsys: pytest.CaptureFixture
     assert read_curriculum(JOB, config) == whole.resolved.curriculum
     page = write_report(run_dir).read_text()
     assert "overrides <code>batch()</code>" in page
+
+
+class Anchored(own_trainer.OwnTrainer):
+    """Has methods that no option lists, of which one looks back."""
+
+    MORE = False
+
+    @classmethod
+    def methods(cls, options: Any) -> Any:
+        more = {"dft": DFT(DFTConfig())} if cls.MORE else {}
+        return {"asft": ASFT(ASFTConfig()), **more}
+
+
+class Crowded(Anchored):
+    """Has two that cannot be together."""
+
+    MORE = True
+
+
+def test_methods_that_a_class_declares_are_checked_and_have_their_snapshot() -> None:
+    values = {**VALUES, "stages": [{k: v for k, v in stage.items() if k in ("tokens", "data")} for stage in STAGES]}
+    options = read_options("continual/train/abcd_kl", tiny.options("continual/train/abcd_kl", values))
+    curriculum = options.trainer.curriculum(options)
+    found = resolve_options("continual/train/abcd_kl", options, curriculum, Anchored)
+    assert found.curriculum.snapshot_steps() == {8: 1}
+    with pytest.raises(UserError, match="training/methods: got 'asft', expected no dft beside it"):
+        resolve_options("continual/train/abcd_kl", options, curriculum, Crowded)

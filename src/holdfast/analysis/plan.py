@@ -97,12 +97,12 @@ def plan_run(run: ResolvedRun, devices: int | None = None) -> Json:
 
 def unused_options(run: ResolvedRun) -> list[str]:
     """Options that were set of methods that are not switched on."""
-    options, defaults = run.flat_config(), run.flat_defaults()
+    options, defaults, declared = run.flat_config(), run.flat_defaults(), methods_of(run)
     return [
         f"{path} is set, and {name} is not in training/methods: it does nothing"
         for path, value in options.items()
         if path.startswith("methods/") and value != defaults.get(path)
-        if (name := path.split("/")[1]) not in run.options.run.methods
+        if (name := path.split("/")[1]) not in declared
     ]
 
 

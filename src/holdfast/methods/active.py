@@ -30,8 +30,7 @@ class ActiveMethods:
     @property
     def loss_needs_reference(self) -> bool:
         """Whether a hook inside the loss looks at the reference."""
-        looking = {**self.having("token_weights"), **self.having("token_penalty")}
-        return any(method.config.needs_reference for method in looking.values())
+        return bool(self.having("token_penalty")) or self.weights_need_reference
 
     @property
     def weights_need_reference(self) -> bool:
@@ -125,15 +124,21 @@ class ActiveMethods:
     def remember(self, memory: Tree, state: State, data: StageData) -> Tree:
         """The memories on entering a stage."""
         made = {
-            name: method.remember(_of(memory, name), state, data) for name, method in self.having("remember").items()
+            name: _arrays(method.remember(_of(memory, name), state, data))
+            for name, method in self.having("remember").items()
         }
         return {**(memory or {}), **made} if made else memory
 
 
 def initial_memory(methods: Mapping[str, Method], params: Tree) -> Tree:
     """The memories of all listed methods before the first step, None where none has one."""
-    made = {name: method.init(params) for name, method in methods.items() if method.has("init")}
+    made = {name: _arrays(method.init(params)) for name, method in methods.items() if method.has("init")}
     return made or None
+
+
+def _arrays(memory: Tree) -> Tree:
+    """A memory of arrays alone: plain numbers in it become arrays of a fixed type, as they are in checkpoints."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype), memory)
 
 
 def _of(memory: Tree, name: str) -> Tree:

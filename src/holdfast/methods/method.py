@@ -83,7 +83,7 @@ class MethodConfig:
 
     weight: float = 1.0  # of its penalties
     stages: Optional[Sequence[int]] = None  # in which it acts; None = all from the second on
-    needs_reference: ClassVar[bool] = False  # its hooks look at the reference
+    needs_reference: ClassVar[bool] = False  # its hooks look at the reference; `looks_back` knows of some by itself
     needs_old_gradients: ClassVar[bool] = False  # `gradients` looks at those of old rows
     needs_old_mask: ClassVar[bool] = False  # its hooks look at `old_mask` of batches
     weighs_by: ClassVar[Literal["policy", "reference"]] = "policy"  # whose token losses `batch_weights` is given
@@ -180,6 +180,11 @@ class Method:
         """Whether the method has a hook of its own."""
         return has_hook(type(self), hook)
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether it needs a snapshot."""
+        return looks_back(type(self), self.config)
+
     def position(self, step: "jax.Array") -> StagePosition:
         """Where in its stage a step is, which is complete; it follows from the curriculum."""
         import jax.numpy as jnp
@@ -261,6 +266,12 @@ def has_hook(method: type[Method], hook: str) -> bool:
     """Whether a class of methods has a hook of its own."""
     assert hook in HOOKS, hook
     return getattr(method, hook) is not getattr(Method, hook)
+
+
+def looks_back(method: type[Method], config: MethodConfig) -> bool:
+    """Whether a method needs a snapshot: it says so, or has a hook that is always given the reference's side."""
+    weighs = has_hook(method, "batch_weights") and config.weighs_by == "reference"
+    return config.needs_reference or weighs or has_hook(method, "token_penalty")
 
 
 def _absent(hook: str) -> AssertionError:

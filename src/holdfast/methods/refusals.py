@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from holdfast import registry
 from holdfast.errors import ConfigError
-from holdfast.methods.method import MethodConfig, has_hook
+from holdfast.methods.method import Method, MethodConfig, has_hook
 
 if TYPE_CHECKING:
     from holdfast.curriculum import Curriculum
@@ -48,6 +47,7 @@ class StageFacts:
         curriculum: of the run.
         options: of the run, a `holdfast.training.config.RunOptions`.
         acting: the configs of all methods that act in the stage, by name in the listed order, its own too.
+        kinds: their classes.
     """
 
     name: str
@@ -55,6 +55,7 @@ class StageFacts:
     curriculum: "Curriculum"
     options: Any
     acting: Mapping[str, MethodConfig]
+    kinds: Mapping[str, type[Method]]
 
     @property
     def beta(self) -> float:
@@ -84,8 +85,7 @@ class StageFacts:
 
     def others_with(self, hook: str) -> list[str]:
         """The names of the other acting methods that have a hook."""
-        known = registry.methods
-        return [name for name in self.acting if name != self.name and has_hook(known.get(name), hook)]
+        return [name for name in self.acting if name != self.name and has_hook(self.kinds[name], hook)]
 
     def refusal(self, expected: str, fix: str = "") -> ConfigError:
         """The error that refuses the method here.
@@ -94,8 +94,10 @@ class StageFacts:
             expected: after "expected": what would have been right, and why this is not.
             fix: how to mend it.
         """
-        index = list(self.options.run.methods).index(self.name)
-        return ConfigError(f"training/methods/{index}", self.name, expected, fix)
+        listed = list(self.options.run.methods)
+        # A trainer of the user's own may have methods that no option lists.
+        path = f"training/methods/{listed.index(self.name)}" if self.name in listed else "training/methods"
+        return ConfigError(path, self.name, expected, fix)
 
 
 def refuse_first_stage(about: StageFacts) -> None:

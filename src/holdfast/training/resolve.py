@@ -6,7 +6,7 @@ the report and the trainer are all handed the same one.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +23,9 @@ from holdfast.errors import ConfigError, UserError
 from holdfast.evaluation.harness_tasks import check_folder
 from holdfast.evaluation.tasks import find_task
 from holdfast.execution.checkpoints import named_checkpoint
-from holdfast.methods import MethodConfig, StageFacts
+from holdfast.methods import Method, MethodConfig, StageFacts
 from holdfast.methods.budget import with_budgets
+from holdfast.methods.method import looks_back
 from holdfast.models.family import DECODER, Model, chosen_family, resolve_model
 from holdfast.models.parameters import Trainable, trainable_for
 from holdfast.models.pretrained import tokenizer_for
@@ -178,7 +179,8 @@ def resolve_options(
     declared_by: "type[Trainer] | None" = None,
 ) -> ResolvedRun:
     """Check the names and numbers of a run's methods and model, whose curriculum is known."""
-    curriculum = _with_methods(with_budgets(curriculum, options.keep, options), options)
+    curriculum = with_budgets(curriculum, options.keep, options)
+    curriculum = _with_methods(curriculum, options, _methods(job, options, declared_by, len(curriculum.stages)))
     architecture = options.architecture
     with _at("architecture/from") if architecture.source else contextlib.nullcontext():
         tokenizer = tokenizer_for(architecture.source, options.tokenizer)
@@ -201,19 +203,33 @@ def _family_of(job: str, declared_by: "type[Trainer] | None") -> str:
     return str(trainer.MODEL)
 
 
-def _with_methods(curriculum: Curriculum, options: RunOptions) -> Curriculum:
+def _methods(
+    job: str, options: RunOptions, declared_by: "type[Trainer] | None", num_stages: int
+) -> dict[str, tuple[type[Method], MethodConfig]]:
+    """The methods of a run by name, their classes and options: listed ones, or what a trainer of the user's own has."""
+    listed = {
+        name: (registry.methods.get(name), _method_config(name, options, num_stages)) for name in options.run.methods
+    }
+    if declared_by is None and registry.jobs.is_built_in(job):
+        return listed
+    declared = (declared_by or registry.jobs.get(job)).methods(options)
+    return {name: (type(method), method.config) for name, method in declared.items()}
+
+
+def _with_methods(
+    curriculum: Curriculum, options: RunOptions, methods: Mapping[str, tuple[type[Method], MethodConfig]]
+) -> Curriculum:
     """A curriculum that takes a snapshot where a method looks at the reference, unless there is one by then.
 
     A method that makes no sense in a stage in which it acts is refused.
     """
-    stages = range(len(curriculum.stages))
-    configs = {name: _method_config(name, options, len(stages)) for name in options.run.methods}
+    kinds = {name: kind for name, (kind, _) in methods.items()}
     looking: set[int] = set()
-    for stage in stages:
-        acting = {name: config for name, config in configs.items() if config.acts_in(stage)}
+    for stage in range(len(curriculum.stages)):
+        acting = {name: config for name, (_, config) in methods.items() if config.acts_in(stage)}
         for name, config in acting.items():
-            config.check(StageFacts(name, stage, curriculum, options, acting))
-            if config.needs_reference:
+            config.check(StageFacts(name, stage, curriculum, options, acting, kinds))
+            if looks_back(kinds[name], config):
                 looking.add(stage)
     if not looking:
         return curriculum

@@ -112,9 +112,10 @@ def _switched(run: ResolvedRun, then: JsonView) -> Iterator[_Switched]:
         then: the options of the checkpoint that it goes on from.
     """
     stages = range(len(run.curriculum.stages))
-    for name, method in methods_of(run).items():
-        config = method.config
-        if config.stages is None and (config.needs_reference or config.needs_old_gradients):
+    declared = methods_of(run)
+    for name in run.options.run.methods:
+        config = declared[name].config if name in declared else None
+        if config is not None and config.stages is None and (declared[name].looks_back or config.needs_old_gradients):
             acting = [index for index in stages if config.acts_in(index)]
             had = name in (then.get("training/methods") or ())
             yield _Switched(f"methods.{name}.stages", acting, had, then.get(f"methods/{name}/stages"))
