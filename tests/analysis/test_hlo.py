@@ -207,3 +207,12 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 
 def test_a_collective_that_goes_on_in_the_parts_of_a_product_runs_as_often_as_it_is_begun() -> None:
     assert collectives(SPREAD, 2) == [Collectives("all-gather", 2, 2 * 32, group=2, span=2)]
+
+
+def test_two_sums_with_one_channel_in_one_computation_are_two() -> None:
+    sums = "".join(
+        f"  %sum.{size} = f32[{size}]{{0}} all-reduce(%p), channel_id=1, replica_groups={{{{0,1}}}}, to_apply=%add\n"
+        for size in (8, 16)
+    )
+    text = f"ENTRY %main (p: f32[8]) -> f32[8] {{\n{sums}}}\n"
+    assert collectives(text, 2) == [Collectives("all-reduce", 2, 4 * (8 + 16), group=2, span=2)]

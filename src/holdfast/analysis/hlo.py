@@ -2,12 +2,14 @@
 
 A program is a list of computations. One that a loop calls runs as often as the loop does, so each collective is
 counted with the product of the loops around it. Compilers split a collective into a start and an end, and copy it
-into the pieces of a fusion, some of them inside the loop of a product that it runs beside: what has one channel is one
-collective, and runs as often as the piece that runs least often.
+into the pieces of a fusion, some of them inside the loop of a product that it runs beside: what has one channel in
+several computations is one collective, and runs as often as the piece that runs least often. Two with one channel in
+the same computation are two: JAX gives all sums of a `shard_map` the same.
 """
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -100,8 +102,9 @@ def collectives(text: str, num_devices: int, mesh: Mapping[str, int] | None = No
         mesh: sizes of its axes in their order.
     """
     bodies = _computations(text)
-    found: dict[tuple[str, str], tuple[int, int, int, str]] = {}
+    found: dict[tuple[str, str, int], tuple[int, int, int, str]] = {}
     for name, times in _times(bodies).items():
+        here: Counter[tuple[str, str]] = Counter()
         for line in bodies[name]:
             match = _COLLECTIVE.search(line)
             if match is None:
@@ -112,11 +115,13 @@ def collectives(text: str, num_devices: int, mesh: Mapping[str, int] | None = No
             # A TPU writes a reduce-scatter as an all-reduce inside a fusion of that name.
             kind = "reduce-scatter" if kind == "all-reduce" and "reduce-scatter" in name else kind
             channel = re.search(r"channel_id=(\d+)", line)
-            key = (kind, channel[1] if channel else line.split("=")[0].strip())
+            named = (kind, channel[1] if channel else line.split("=")[0].strip())
+            key = (*named, here[named])
+            here[named] += 1
             seen = found.get(key, (0, 0, group, ""))
             found[key] = (min(seen[0] or times, times), max(seen[1], size), group, _along(line, mesh or {}))
     totals: dict[tuple[str, int, str], tuple[int, int]] = {}
-    for (kind, _), (times, size, group, along) in found.items():
+    for (kind, _, _), (times, size, group, along) in found.items():
         if group > 1:
             count, total = totals.get((kind, group, along), (0, 0))
             totals[kind, group, along] = (count + times, total + times * size)
