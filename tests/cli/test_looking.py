@@ -89,6 +89,7 @@ def test_a_checkpoint_is_named_beside_its_run(run: Path, capsys: pytest.CaptureF
         generate_command(f"{run}@boundary_7", "a")
 
 
+@pytest.mark.slow
 def test_diff_of_two_checkpoints_of_a_run(run: Path, tmp_path: Path) -> None:
     page = tmp_path / "diff.html"
     trained = [f"{run}@0", str(run), "--limit", "8", "--json", "--html", str(page)]

@@ -112,6 +112,7 @@ def test_a_mesh_that_does_not_fit_names_the_option(name: str) -> None:
         model_of(name).check_mesh(sizes)
 
 
+@pytest.mark.slow
 def test_states_in_chunks_are_the_plain_recurrence() -> None:
     keys = jax.random.split(jax.random.key(2), 5)
     q, k, v = (jax.random.normal(key, (2, 13, 3, 4)) for key in keys[:3])

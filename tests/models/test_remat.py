@@ -41,7 +41,9 @@ def gradients(model: Model) -> Any:
     return jax.jit(jax.value_and_grad(loss))(plain)
 
 
-@pytest.mark.parametrize("family", OWN)
+@pytest.mark.parametrize(
+    "family", ["decoder", *(pytest.param(name, marks=pytest.mark.slow) for name in ("moe", "hybrid"))]
+)
 def test_gradients_do_not_depend_on_what_is_saved(family: str) -> None:
     plain = gradients(model(family, None))
     for policy in POLICIES[1:]:

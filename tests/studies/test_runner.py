@@ -192,6 +192,7 @@ def test_the_exit_code_of_a_kept_budget_counts_as_finished() -> None:
     assert 3 in runner.DONE
 
 
+@pytest.mark.slow
 def test_a_configuration_is_chosen_on_the_selection_seeds_and_judged_on_others(whole: Progress, tmp_path: Path) -> None:
     """Seeds 1 and 2 have the runs of seed 0, so that nothing is trained: shares of weights are the grid."""
     out = copied(whole, tmp_path)

@@ -114,7 +114,11 @@ def test_the_reference_of_a_checkpoint_is_read_as_the_parameters_are(saving: Any
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("architecture.tie_embeddings=false", "training.per_device_batch_size=4"), ("architecture.family=moe",)],
+    [
+        (),
+        pytest.param(("architecture.tie_embeddings=false", "training.per_device_batch_size=4"), marks=pytest.mark.slow),
+        pytest.param(("architecture.family=moe",), marks=pytest.mark.slow),
+    ],
 )
 def test_parameters_in_bfloat16_train_and_resume_exactly(
     options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
